@@ -1,0 +1,1 @@
+//! Everything that is an actor, and the system that owns them.

@@ -1,0 +1,1 @@
+//! Configuration: environment, `.env`, files, parsed once into valid types.

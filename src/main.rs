@@ -1,0 +1,5 @@
+//! The `skald` binary.
+
+mod cli;
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Running a job's step on one cache node.
