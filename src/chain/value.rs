@@ -2,10 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use bincode::{Decode, Encode};
+use bincode::Encode;
+use bincode::de::{BorrowDecoder, Decode, Decoder};
+use bincode::error::DecodeError;
+
+/// How deep lists and tables may stand in each other. Decoding is recursive: without a bound, a few megabytes of
+/// nested lists from a broken peer would overflow the stack, which no caller can catch.
+pub const MAX_DEPTH: u8 = 32;
 
 /// A delta, an accumulator or a result.
-#[derive(Debug, Clone, PartialEq, Default, Encode, Decode)]
+#[derive(Debug, Clone, PartialEq, Default, Encode)]
 pub enum Value {
     /// Nothing; the identity of every combiner.
     #[default]
@@ -24,6 +30,67 @@ pub enum Value {
     Map(BTreeMap<Vec<u8>, Value>),
 }
 
+impl Value {
+    fn decode_at<D: Decoder>(decoder: &mut D, depth: u8) -> Result<Self, DecodeError> {
+        if depth > MAX_DEPTH {
+            return Err(DecodeError::Other("a value is nested too deeply"));
+        }
+        // The numbers are the derived encoder's: a variant's place in the enum.
+        Ok(match u32::decode(decoder)? {
+            0 => Value::Nil,
+            1 => Value::Bool(Decode::decode(decoder)?),
+            2 => Value::Int(Decode::decode(decoder)?),
+            3 => Value::Float(Decode::decode(decoder)?),
+            4 => Value::Bytes(Decode::decode(decoder)?),
+            5 => {
+                let length = decode_length(decoder)?;
+                // Grows as elements arrive: a length alone allocates nothing.
+                let mut list = Vec::new();
+                for _ in 0..length {
+                    list.push(Value::decode_at(decoder, depth + 1)?);
+                }
+                Value::List(list)
+            }
+            6 => {
+                let length = decode_length(decoder)?;
+                let mut map = BTreeMap::new();
+                for _ in 0..length {
+                    let key = Decode::decode(decoder)?;
+                    map.insert(key, Value::decode_at(decoder, depth + 1)?);
+                }
+                Value::Map(map)
+            }
+            found => {
+                return Err(DecodeError::UnexpectedVariant {
+                    type_name: "Value",
+                    allowed: &bincode::error::AllowedEnumVariants::Range { min: 0, max: 6 },
+                    found,
+                });
+            }
+        })
+    }
+}
+
+fn decode_length<D: Decoder>(decoder: &mut D) -> Result<u64, DecodeError> {
+    let length = u64::decode(decoder)?;
+    // Every element takes at least one byte of input, which the decoder's own limit counts.
+    decoder.claim_container_read::<u8>(usize::try_from(length).map_err(|_| DecodeError::LimitExceeded)?)?;
+    decoder.unclaim_bytes_read(length as usize);
+    Ok(length)
+}
+
+impl<Context> Decode<Context> for Value {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        Value::decode_at(decoder, 0)
+    }
+}
+
+impl<'de, Context> bincode::BorrowDecode<'de, Context> for Value {
+    fn borrow_decode<D: BorrowDecoder<'de, Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        Value::decode_at(decoder, 0)
+    }
+}
+
 impl From<i64> for Value {
     fn from(number: i64) -> Self {
         Value::Int(number)
@@ -33,5 +100,43 @@ impl From<i64> for Value {
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
         Value::Bytes(text.as_bytes().to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nested(depth: u8) -> Value {
+        (0..depth).fold(Value::Int(7), |inner, _| Value::List(vec![inner]))
+    }
+
+    fn round_trip(value: &Value) -> Result<Value, DecodeError> {
+        let config = bincode::config::standard().with_limit::<{ 1 << 20 }>();
+        let bytes = bincode::encode_to_vec(value, config).unwrap();
+        bincode::decode_from_slice(&bytes, config).map(|(value, _)| value)
+    }
+
+    #[test]
+    fn every_kind_survives_the_codec() {
+        let map = BTreeMap::from([(b"\xff\0".to_vec(), Value::Nil), (vec![], Value::Bool(true))]);
+        let value = Value::List(vec![Value::Map(map), Value::Float(-0.5), Value::Int(i64::MIN), "x".into()]);
+        assert_eq!(round_trip(&value).unwrap(), value);
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        assert_eq!(round_trip(&nested(MAX_DEPTH)).unwrap(), nested(MAX_DEPTH));
+        assert!(round_trip(&nested(MAX_DEPTH + 1)).is_err());
+        let deep: Vec<u8> = [5u8, 1].repeat(200_000);
+        let config = bincode::config::standard().with_limit::<{ 1 << 20 }>();
+        assert!(bincode::decode_from_slice::<Value, _>(&deep, config).is_err());
+    }
+
+    #[test]
+    fn a_length_beyond_the_limit_is_refused() {
+        let claim = [5u8, 253, 255, 255, 255, 255, 255, 255, 255, 255];
+        let config = bincode::config::standard().with_limit::<{ 1 << 20 }>();
+        assert!(bincode::decode_from_slice::<Value, _>(&claim, config).is_err());
     }
 }
