@@ -197,7 +197,8 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobSpec {
-    /// Unique; part of marker names.
+    /// Unique; part of marker names. In a task's attachments it is left out: it is the task's id.
+    #[serde(default)]
     pub id: String,
     /// Which keys.
     pub target: Target,

@@ -5,6 +5,7 @@
 //! **ledger** (units done) and the **deltas** folded so far. Nothing here is async, reads a clock, does I/O or logs.
 
 pub mod job;
+pub mod request;
 pub mod slots;
 pub mod state;
 pub mod value;
