@@ -2,18 +2,95 @@
 
 use std::sync::OnceLock;
 
-use bincode::{Decode, Encode};
+use bincode::de::{BorrowDecode, BorrowDecoder, Decode, Decoder};
+use bincode::enc::{Encode, Encoder};
+use bincode::error::{DecodeError, EncodeError};
 
 /// How many hash slots a Redis Cluster has.
 pub const SLOTS: u16 = 16_384;
 
 const WORDS: usize = SLOTS as usize / 64;
 
-/// A set of hash slots: 16,384 bits, of which only the words in use are kept.
-#[derive(Clone, PartialEq, Eq, Default, Encode, Decode)]
+/// A set with more ranges than this is encoded as a bitmap. A range takes 2 to 6 bytes, a bitmap 2,048.
+const MAX_RANGES: u16 = 512;
+
+/// A set of hash slots: 16,384 bits.
+///
+/// Encoded it is small where slots are contiguous, as a node's are: the number of ranges, then for each the gap
+/// before it and its length less one. More than 512 ranges are a bitmap instead (number 65,535, then 2,048 bytes,
+/// the lowest slot in the lowest bit).
+#[derive(Clone, Default)]
 pub struct SlotSet {
     /// `WORDS` words, or none for the empty set.
     words: Vec<u64>,
+}
+
+impl PartialEq for SlotSet {
+    fn eq(&self, other: &Self) -> bool {
+        match (self.words.len(), other.words.len()) {
+            (mine, theirs) if mine == theirs => self.words == other.words,
+            _ => self.is_empty() && other.is_empty(), // an emptied set keeps its words
+        }
+    }
+}
+
+impl Eq for SlotSet {}
+
+impl Encode for SlotSet {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let ranges = self.ranges();
+        if ranges.len() > usize::from(MAX_RANGES) {
+            u16::MAX.encode(encoder)?;
+            let mut bytes = [0u8; WORDS * 8];
+            for (bytes, word) in bytes.chunks_exact_mut(8).zip(&self.words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            return bytes.encode(encoder);
+        }
+        (ranges.len() as u16).encode(encoder)?;
+        let mut end = 0;
+        for (first, last) in ranges {
+            (first - end).encode(encoder)?;
+            (last - first).encode(encoder)?;
+            end = last + 1;
+        }
+        Ok(())
+    }
+}
+
+impl<Context> Decode<Context> for SlotSet {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        const BAD: DecodeError = DecodeError::Other("a set of slots names slots that do not exist");
+        match u16::decode(decoder)? {
+            0 => Ok(SlotSet::empty()),
+            u16::MAX => {
+                let bytes = <[u8; WORDS * 8]>::decode(decoder)?;
+                let word =
+                    |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                Ok(SlotSet { words: bytes.chunks_exact(8).map(word).collect() })
+            }
+            count if count <= MAX_RANGES => {
+                let mut set = SlotSet { words: vec![0; WORDS] };
+                let mut end = 0u32;
+                for _ in 0..count {
+                    let first = end + u32::from(u16::decode(decoder)?);
+                    end = first + u32::from(u16::decode(decoder)?) + 1;
+                    if end > u32::from(SLOTS) {
+                        return Err(BAD);
+                    }
+                    set.fill(first as u16, (end - 1) as u16);
+                }
+                Ok(set)
+            }
+            _ => Err(BAD),
+        }
+    }
+}
+
+impl<'de, Context> BorrowDecode<'de, Context> for SlotSet {
+    fn borrow_decode<D: BorrowDecoder<'de, Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        SlotSet::decode(decoder)
+    }
 }
 
 impl SlotSet {
@@ -29,7 +106,28 @@ impl SlotSet {
 
     /// The slots of a range, both ends included; slots past the last one are left out.
     pub fn range(first: u16, last: u16) -> Self {
-        (first..=last.min(SLOTS - 1)).collect()
+        let last = last.min(SLOTS - 1);
+        if first > last {
+            return SlotSet::empty();
+        }
+        let mut set = SlotSet { words: vec![0; WORDS] };
+        set.fill(first, last);
+        set
+    }
+
+    /// Adds a range word by word. The words are there, and `first <= last < SLOTS`.
+    fn fill(&mut self, first: u16, last: u16) {
+        let (from, to) = (usize::from(first) / 64, usize::from(last) / 64);
+        for index in from..=to {
+            let mut mask = u64::MAX;
+            if index == from {
+                mask &= u64::MAX << (first % 64);
+            }
+            if index == to {
+                mask &= u64::MAX >> (63 - last % 64);
+            }
+            self.words[index] |= mask;
+        }
     }
 
     /// Adds a slot; says whether it is new. Slots past the last one are not added.
@@ -100,6 +198,11 @@ impl SlotSet {
         }
     }
 
+    /// The slots that both hold.
+    pub fn intersection(&self, other: &SlotSet) -> SlotSet {
+        SlotSet { words: self.words.iter().zip(&other.words).map(|(mine, theirs)| mine & theirs).collect() }
+    }
+
     /// Whether the two share a slot.
     pub fn intersects(&self, other: &SlotSet) -> bool {
         self.words.iter().zip(&other.words).any(|(mine, theirs)| mine & theirs != 0)
@@ -107,14 +210,26 @@ impl SlotSet {
 
     /// Its slots as inclusive ranges, ascending.
     pub fn ranges(&self) -> Vec<(u16, u16)> {
-        let mut ranges: Vec<(u16, u16)> = Vec::new();
-        for slot in self.iter() {
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == slot => *last = slot,
-                _ => ranges.push((slot, slot)),
-            }
+        let mut ranges = Vec::new();
+        let mut next = 0;
+        while let Some(first) = self.seek(next, true) {
+            let end = self.seek(first, false).unwrap_or(SLOTS);
+            ranges.push((first, end - 1));
+            next = end;
         }
         ranges
+    }
+
+    /// The first slot from `from` on that is in the set (or is not).
+    fn seek(&self, from: u16, held: bool) -> Option<u16> {
+        let start = usize::from(from) / 64;
+        self.words.iter().enumerate().skip(start).find_map(|(index, word)| {
+            let mut word = if held { *word } else { !*word };
+            if index == start {
+                word &= u64::MAX << (from % 64);
+            }
+            (word != 0).then(|| index as u16 * 64 + word.trailing_zeros() as u16)
+        })
     }
 }
 
@@ -204,5 +319,55 @@ mod tests {
         set.union_with(&SlotSet::full());
         assert_eq!(set, SlotSet::full());
         assert_eq!(set.len(), 16_384);
+        let mut emptied = SlotSet::range(5, 5);
+        emptied.remove(5);
+        assert_eq!(emptied, SlotSet::empty());
+        assert_eq!(SlotSet::range(0, 9).intersection(&SlotSet::range(9, 20)), SlotSet::range(9, 9));
+        assert_eq!(SlotSet::range(9, 8), SlotSet::empty());
+    }
+
+    const CONFIG: bincode::config::Configuration = bincode::config::standard();
+
+    fn encoded(set: &SlotSet) -> Vec<u8> {
+        bincode::encode_to_vec(set, CONFIG).unwrap()
+    }
+
+    fn decoded(bytes: &[u8]) -> Result<SlotSet, DecodeError> {
+        bincode::decode_from_slice(bytes, CONFIG).map(|(set, _)| set)
+    }
+
+    #[test]
+    fn a_set_of_ranges_takes_few_bytes() {
+        assert_eq!(encoded(&SlotSet::empty()), [0]);
+        assert_eq!(encoded(&SlotSet::full()), [1, 0, 251, 0xff, 0x3f]);
+        assert_eq!(encoded(&[3, 60, 61].into_iter().collect()), [2, 3, 0, 56, 1]);
+        assert_eq!(encoded(&(0..SLOTS).step_by(2).collect()).len(), 3 + 2048);
+    }
+
+    #[test]
+    fn what_is_no_set_is_refused() {
+        for bytes in
+            [&[1, 251, 0, 64, 0][..], &[1, 0, 251, 0, 64], &[251, 1, 2], &[251, 0xff, 0xff, 1], &[2, 0, 0]]
+        {
+            assert!(decoded(bytes).is_err(), "{bytes:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_set_is_what_its_slots_are(
+            slots in proptest::collection::btree_set(0..SLOTS, 0..2_000),
+            (first, last) in (0..SLOTS, 0..SLOTS),
+        ) {
+            let mut set: SlotSet = slots.iter().copied().collect();
+            assert_eq!(decoded(&encoded(&set)).unwrap(), set);
+            set.union_with(&SlotSet::range(first, last));
+            assert_eq!(decoded(&encoded(&set)).unwrap(), set);
+            let mut all = slots;
+            all.extend(first..=last);
+            assert!(set.iter().eq(all.iter().copied()));
+            let spread: Vec<u16> = set.ranges().into_iter().flat_map(|(first, last)| first..=last).collect();
+            assert!(spread.iter().eq(all.iter()));
+        }
     }
 }
