@@ -4,8 +4,12 @@
 //! **hops**; a hop works off **units** on one node; the **job state** travels along the chain and holds the
 //! **ledger** (units done) and the **deltas** folded so far. Nothing here is async, reads a clock, does I/O or logs.
 
+pub mod frame;
+pub mod hop;
 pub mod job;
+pub mod message;
 pub mod request;
+pub mod run;
 pub mod slots;
 pub mod state;
 pub mod value;

@@ -31,6 +31,19 @@ pub enum Value {
 }
 
 impl Value {
+    /// Whether it nests deeper than [`MAX_DEPTH`]: no peer would read it.
+    pub fn is_too_deep(&self) -> bool {
+        fn too_deep(value: &Value, depth: u8) -> bool {
+            match value {
+                _ if depth > MAX_DEPTH => true,
+                Value::List(items) => items.iter().any(|item| too_deep(item, depth + 1)),
+                Value::Map(items) => items.values().any(|item| too_deep(item, depth + 1)),
+                _ => false,
+            }
+        }
+        too_deep(self, 0)
+    }
+
     fn decode_at<D: Decoder>(decoder: &mut D, depth: u8) -> Result<Self, DecodeError> {
         if depth > MAX_DEPTH {
             return Err(DecodeError::Other("a value is nested too deeply"));
@@ -127,7 +140,9 @@ mod tests {
     #[test]
     fn nesting_is_bounded() {
         assert_eq!(round_trip(&nested(MAX_DEPTH)).unwrap(), nested(MAX_DEPTH));
+        assert!(!nested(MAX_DEPTH).is_too_deep());
         assert!(round_trip(&nested(MAX_DEPTH + 1)).is_err());
+        assert!(nested(MAX_DEPTH + 1).is_too_deep());
         let deep: Vec<u8> = [5u8, 1].repeat(200_000);
         let config = bincode::config::standard().with_limit::<{ 1 << 20 }>();
         assert!(bincode::decode_from_slice::<Value, _>(&deep, config).is_err());
