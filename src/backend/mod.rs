@@ -9,6 +9,7 @@
 //! Every adapter passes the same contract suite (`tests/backend_contract.rs`).
 
 pub mod embedded;
+mod inbox;
 
 use std::time::Duration;
 
@@ -73,6 +74,14 @@ pub enum BackendError {
     /// It was closed.
     #[error("{0} is closed")]
     Closed(String),
+}
+
+/// A TTL in whole milliseconds as every adapter takes it: at least one (0 would be an error or a deletion,
+/// depending on the command), at most about a hundred years (what HPEXPIRE can count is bounded).
+pub(crate) fn ttl_millis(ttl: Duration) -> u64 {
+    const CENTURY: u128 = 100 * 365 * 24 * 3_600_000;
+    // cannot fail: a century of milliseconds fits.
+    ttl.as_millis().clamp(1, CENTURY) as u64
 }
 
 /// One write of a batch; see [`CacheMemory::write_batch`].
@@ -294,6 +303,9 @@ pub struct TaskQuery {
 /// The most tasks that one query returns.
 pub const MAX_PAGE: u64 = 1_000;
 
+/// The largest task document, in bytes of JSON.
+pub const MAX_DOCUMENT: usize = 1 << 20;
+
 /// In which order a query answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TaskOrder {
@@ -311,6 +323,8 @@ pub struct TaskPage {
     pub tasks: Vec<Task>,
     /// How many match in all.
     pub total: u64,
+    /// The offset of the next page; `None` when this is the last one.
+    pub next: Option<u64>,
 }
 
 /// What a compare-and-set found.
@@ -340,7 +354,8 @@ pub trait DiskStorage: Send + Sync {
     async fn replace(&self, task: &Task, revision: u64) -> Result<Stored, BackendError>;
     /// Removes a task; says whether it was there.
     async fn delete(&self, id: &str) -> Result<bool, BackendError>;
-    /// A page of tasks.
+    /// A page of tasks. It may be shorter than asked for: it ends early when its documents are large, and a document
+    /// that cannot be read is left out and logged. [`TaskPage::next`] says where to go on.
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError>;
     /// How many tasks there are of each status.
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError>;

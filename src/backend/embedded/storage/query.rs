@@ -1,0 +1,116 @@
+//! Reads.
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, params_from_iter};
+
+use super::row::{fold, status_name, status_of, task_of};
+use super::schema::explain;
+use crate::backend::{BackendError, MAX_PAGE, TaskOrder, TaskPage, TaskQuery};
+use crate::core::task::{LifecycleStatus, Task};
+
+/// A page ends early when its documents pass this.
+const PAGE_BYTES: usize = 32 << 20;
+
+pub(super) fn get(connection: &Connection, name: &str, id: &str) -> Result<Option<Task>, BackendError> {
+    let found: Option<String> = connection
+        .prepare_cached("SELECT document FROM tasks WHERE id = ?1")
+        .and_then(|mut statement| statement.query_row([id], |row| row.get(0)).optional())
+        .map_err(|error| explain(&error, name, "read a task"))?;
+    found.map(|document| task_of(&document, || format!("task {id:?} in the {name}"))).transpose()
+}
+
+pub(super) fn list(connection: &Connection, name: &str, query: &TaskQuery) -> Result<TaskPage, BackendError> {
+    let (total, documents) = page(connection, query).map_err(|error| explain(&error, name, "list tasks"))?;
+    let next = query.offset.saturating_add(documents.len() as u64);
+    let mut tasks = Vec::with_capacity(documents.len());
+    for (id, document) in documents {
+        match task_of(&document, || format!("task {id:?} in the {name}")) {
+            Ok(task) => tasks.push(task),
+            // One broken document must not hide all others from the dispatcher; `get` and `delete` still reach it.
+            Err(error) => tracing::error!(%error, "a task is left out of a list"),
+        }
+    }
+    Ok(TaskPage { tasks, total, next: (next < total).then_some(next) })
+}
+
+/// The count and the page, of the same moment.
+fn page(connection: &Connection, query: &TaskQuery) -> rusqlite::Result<(u64, Vec<(String, String)>)> {
+    let (condition, mut values) = condition(query);
+    let moment = connection.unchecked_transaction()?;
+    let total = moment
+        .prepare_cached(&format!("SELECT count(*) FROM tasks WHERE {condition}"))?
+        .query_row(params_from_iter(&values), |row| row.get::<_, i64>(0))?;
+    let order = match query.order {
+        TaskOrder::Newest => "created DESC, id",
+        TaskOrder::DispatchOrder => "priority DESC, created, id",
+    };
+    let limit = if query.limit == 0 { MAX_PAGE } else { query.limit.min(MAX_PAGE) };
+    values.push(Value::Integer(limit as i64));
+    values.push(Value::Integer(i64::try_from(query.offset).unwrap_or(i64::MAX)));
+    let mut statement = moment.prepare_cached(&format!(
+        "SELECT id, document FROM tasks WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+    ))?;
+    let mut rows = statement.query(params_from_iter(&values))?;
+    let mut documents = Vec::new();
+    let mut bytes = 0;
+    while bytes < PAGE_BYTES
+        && let Some(row) = rows.next()?
+    {
+        let document: String = row.get(1)?;
+        bytes += document.len();
+        documents.push((row.get(0)?, document));
+    }
+    Ok((total as u64, documents))
+}
+
+/// The filter as SQL; what the user typed goes into the values only.
+fn condition(query: &TaskQuery) -> (String, Vec<Value>) {
+    let mut terms = vec!["1".to_owned()];
+    let mut values = Vec::new();
+    if !query.statuses.is_empty() {
+        let places = vec!["?"; query.statuses.len()].join(", ");
+        terms.push(format!("status IN ({places})"));
+        values.extend(query.statuses.iter().map(|status| Value::Text(status_name(*status).into())));
+    }
+    let mut term = |sql: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            terms.push(sql.into());
+            values.push(value);
+        }
+    };
+    term("class = ?", query.class_name.clone().map(Value::Text));
+    term("executor = ?", query.executor.clone().map(Value::Text));
+    term("due <= ?", query.due_at.map(Value::Integer));
+    // Not LIKE: there `%` and `_` mean something, and only ASCII has no case.
+    term("instr(search, ?) > 0", query.text.as_deref().map(|text| Value::Text(fold(text))));
+    (terms.join(" AND "), values)
+}
+
+pub(super) fn count_by_status(
+    connection: &Connection,
+    name: &str,
+) -> Result<Vec<(LifecycleStatus, u64)>, BackendError> {
+    let counts = connection
+        .prepare_cached("SELECT status, count(*) FROM tasks GROUP BY status")
+        .and_then(|mut statement| {
+            statement
+                .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?)))?
+                .collect::<rusqlite::Result<Vec<_>>>()
+        })
+        .map_err(|error| explain(&error, name, "count tasks"))?;
+    let known = |(status, count): (String, i64)| match status_of(&status) {
+        Some(status) => Ok((status, count as u64)),
+        None => Err(BackendError::Corrupt {
+            what: name.into(),
+            reason: format!("{count} tasks have the unknown status {status:?}"),
+        }),
+    };
+    counts.into_iter().map(known).collect()
+}
+
+pub(super) fn class_names(connection: &Connection, name: &str) -> Result<Vec<String>, BackendError> {
+    connection
+        .prepare_cached("SELECT DISTINCT class FROM tasks ORDER BY class")
+        .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
+        .map_err(|error| explain(&error, name, "list worker classes"))
+}
