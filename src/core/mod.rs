@@ -3,4 +3,12 @@
 //! Nothing here is async, reads a clock, draws a random number, does I/O or logs: `now` (milliseconds since the
 //! Unix epoch) and seeds are arguments.
 
+pub mod event;
+pub mod lease;
+pub mod lifecycle;
+pub mod names;
+pub mod placement;
+pub mod policy;
+pub mod schedule;
+pub mod submission;
 pub mod task;

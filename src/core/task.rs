@@ -22,9 +22,9 @@ pub enum LifecycleStatus {
     Paused,
     /// Ended well.
     Finished,
-    /// Ended with an error, and no attempt is left or none is due yet.
+    /// Ended with an error, and no attempt is left. (While one is left the task is `Created`.)
     Failed,
-    /// Ended by an operator. Final.
+    /// Ended by an operator, for good: only an operator's explicit requeue starts it again.
     Cancelled,
 }
 
