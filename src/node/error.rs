@@ -1,0 +1,131 @@
+//! What can go wrong between us and a cache node.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// Why a node could not be asked, or a job's step could not be run on it. Never holds a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The node is away, busy, loading, full or did not answer in time: a later attempt may succeed.
+    #[error("redis at {node} is not available while trying to {action}: {reason}")]
+    Unavailable {
+        /// The node's address.
+        node: String,
+        /// What was tried.
+        action: String,
+        /// What the client or the server said.
+        reason: String,
+    },
+    /// The node answered and refused: wrong password, no permission, a command that it does not have.
+    #[error("redis at {node} refused to {action}: {reason}")]
+    Refused {
+        /// The node's address.
+        node: String,
+        /// What was tried.
+        action: String,
+        /// What the server said, and what to do.
+        reason: String,
+    },
+    /// An answer that makes no sense.
+    #[error("redis at {node} answered {action} with something unreadable: {reason}")]
+    Unreadable {
+        /// The node's address.
+        node: String,
+        /// What was tried.
+        action: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// The job cannot be run as it is: its text does not compile, it names an unknown native job, …
+    #[error("job {job}: {reason}")]
+    Job {
+        /// The job's id.
+        job: String,
+        /// What is wrong with it, with the line of the user's own text where it is about one.
+        reason: String,
+    },
+    /// An address or URL that cannot be used.
+    #[error("redis address {address:?} cannot be used: {reason}")]
+    Address {
+        /// The address, without its password.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No seed could be asked.
+    #[error("no redis answered; {}", .0.join("; "))]
+    NoSeed(Vec<String>),
+}
+
+impl NodeError {
+    /// Whether the same attempt may succeed later: the connection broke, the node is loading, busy or full.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, NodeError::Unavailable { .. } | NodeError::NoSeed(_))
+    }
+
+    /// Reads what the client library said.
+    pub(crate) fn from_redis(node: &str, action: impl Into<String>, error: &RedisError) -> Self {
+        let (node, action, reason) = (node.to_owned(), action.into(), words(error));
+        match verdict(error) {
+            Verdict::Later => NodeError::Unavailable { node, action, reason },
+            Verdict::Never(hint) => NodeError::Refused { node, action, reason: format!("{reason}{hint}") },
+        }
+    }
+
+    pub(crate) fn unreadable(node: &str, action: impl Into<String>, reason: impl Into<String>) -> Self {
+        NodeError::Unreadable { node: node.to_owned(), action: action.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn job(job: &str, reason: impl Into<String>) -> Self {
+        NodeError::Job { job: job.to_owned(), reason: reason.into() }
+    }
+}
+
+enum Verdict {
+    Later,
+    Never(&'static str),
+}
+
+fn verdict(error: &RedisError) -> Verdict {
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return Verdict::Never(CHECK_PASSWORD);
+    }
+    if let ErrorKind::Server(kind) = error.kind() {
+        return match kind {
+            ServerErrorKind::BusyLoading
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::ReadOnly
+            | ServerErrorKind::Moved
+            | ServerErrorKind::Ask => Verdict::Later,
+            _ => of_code(error.code().unwrap_or_default()),
+        };
+    }
+    match error.code() {
+        Some(code) => of_code(code),
+        None => Verdict::Later,
+    }
+}
+
+/// What a server's error code means for a later attempt.
+fn of_code(code: &str) -> Verdict {
+    match code {
+        "BUSY" | "OOM" | "MISCONF" | "NOREPLICAS" | "UNBLOCKED" => Verdict::Later,
+        "NOAUTH" | "WRONGPASS" => Verdict::Never(CHECK_PASSWORD),
+        "NOPERM" => Verdict::Never(" (give the user these permissions, or use another user in the url)"),
+        _ => Verdict::Never(""),
+    }
+}
+
+const CHECK_PASSWORD: &str = " (check the user and password in the redis url)";
+
+/// The server's own words where there are some.
+pub(crate) fn words(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        (Some(code), None) => code.to_owned(),
+        _ if error.is_timeout() => "no answer in time".to_owned(),
+        _ => error.to_string(),
+    }
+}
