@@ -181,7 +181,8 @@ impl Outbox {
             let shared = Arc::clone(&shared);
             move || commit::run(&shared, journal)
         });
-        let thread = thread.map_err(|error| OutboxError::io("start the thread of", Path::new("an outbox"), error))?;
+        let thread =
+            thread.map_err(|error| OutboxError::io("start the thread of", Path::new("an outbox"), error))?;
         Ok(Outbox { inner: Some(Arc::new(Inner { shared, thread: Mutex::new(Some(thread)) })) })
     }
 
@@ -288,9 +289,9 @@ impl Future for Commit {
         match &mut self.waiter {
             None => Poll::Ready(Ok(())),
             // The sender is dropped unanswered only when the thread panics.
-            Some(waiter) => {
-                std::pin::Pin::new(waiter).poll(context).map(|answer| answer.unwrap_or(Err(OutboxError::Closed)))
-            }
+            Some(waiter) => std::pin::Pin::new(waiter)
+                .poll(context)
+                .map(|answer| answer.unwrap_or(Err(OutboxError::Closed))),
         }
     }
 }

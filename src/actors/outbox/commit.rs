@@ -81,7 +81,11 @@ impl Shared {
     }
 
     /// Queues a record. With a waiter it is committed at once, without one soon.
-    pub(super) fn queue(&self, waiter: Option<Waiter>, add: impl FnOnce(&mut Batch)) -> Result<(), OutboxError> {
+    pub(super) fn queue(
+        &self,
+        waiter: Option<Waiter>,
+        add: impl FnOnce(&mut Batch),
+    ) -> Result<(), OutboxError> {
         let mut state = self.lock();
         if let Some(end) = &state.end {
             return Err(end.clone());

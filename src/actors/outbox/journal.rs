@@ -274,7 +274,9 @@ impl<D: Disk> Journal<D> {
         let file = match if dead { self.segments.pop_front() } else { None } {
             Some(old) => {
                 self.allocated = old.end;
-                self.disk.rename(old.number, number).map_err(|error| self.io("use again", old.number, error))?;
+                self.disk
+                    .rename(old.number, number)
+                    .map_err(|error| self.io("use again", old.number, error))?;
                 old.file
             }
             None => {

@@ -15,7 +15,8 @@ impl<D: Disk> Journal<D> {
     /// acknowledged. A bad record anywhere else is an error: something that was acknowledged is gone.
     pub(super) fn open(disk: D, options: OutboxOptions) -> Result<(Self, Vec<Record>), OutboxError> {
         let mut journal = Journal::new(disk, options);
-        let mut numbers = journal.disk.list().map_err(|error| journal.io("list the directory of", 0, error))?;
+        let mut numbers =
+            journal.disk.list().map_err(|error| journal.io("list the directory of", 0, error))?;
         numbers.sort_unstable();
         if let Some(gap) = numbers.windows(2).find(|pair| pair[0] + 1 != pair[1]) {
             return Err(OutboxError::Damaged {
@@ -41,8 +42,11 @@ impl<D: Disk> Journal<D> {
     fn read_segment(&mut self, number: u64, last: bool, newest: &mut Newest) -> Result<bool, OutboxError> {
         let file = self.disk.open(number).map_err(|error| self.io("open", number, error))?;
         let bytes = file.read_all().map_err(|error| self.io("read", number, error))?;
-        let damaged =
-            |offset: usize, what| OutboxError::Damaged { path: self.disk.path(number), offset: offset as u64, what };
+        let damaged = |offset: usize, what| OutboxError::Damaged {
+            path: self.disk.path(number),
+            offset: offset as u64,
+            what,
+        };
         let seed = match segment::read_header(&bytes, number) {
             Ok(seed) => seed,
             Err(BadHeader::Unfinished) if last => {
@@ -58,7 +62,10 @@ impl<D: Disk> Journal<D> {
         self.sequence = self.sequence.max(newest.sequence);
         if !sealed {
             if !last {
-                return Err(damaged(end, "no good record follows, but the segment is not the last one".into()));
+                return Err(damaged(
+                    end,
+                    "no good record follows, but the segment is not the last one".into(),
+                ));
             }
             if segment::holds_a_commit(&bytes[end..], seed) {
                 let what = "a bad record stands before good ones that were written later";

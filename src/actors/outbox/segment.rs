@@ -142,7 +142,15 @@ pub(super) fn trusted(record: &[u8]) -> View<'_> {
     };
     let (key, body) = record[RECORD..].split_at(key_length(record));
     let first_of_commit = record[16] & FIRST_OF_COMMIT != 0;
-    View { op, sequence: sequence(record), kind: record[17], key, body, length: record.len(), first_of_commit }
+    View {
+        op,
+        sequence: sequence(record),
+        kind: record[17],
+        key,
+        body,
+        length: record.len(),
+        first_of_commit,
+    }
 }
 
 /// A record's sequence number.
