@@ -4,6 +4,7 @@
 //! **hops**; a hop works off **units** on one node; the **job state** travels along the chain and holds the
 //! **ledger** (units done) and the **deltas** folded so far. Nothing here is async, reads a clock, does I/O or logs.
 
+pub mod combine;
 pub mod frame;
 pub mod hop;
 pub mod job;

@@ -6,6 +6,10 @@ use bincode::Encode;
 use bincode::de::{BorrowDecoder, Decode, Decoder};
 use bincode::error::DecodeError;
 
+mod json;
+
+pub use json::{JsonError, bytes_of, text_of};
+
 /// How deep lists and tables may stand in each other. Decoding is recursive: without a bound, a few megabytes of
 /// nested lists from a broken peer would overflow the stack, which no caller can catch.
 pub const MAX_DEPTH: u8 = 32;
@@ -42,6 +46,39 @@ impl Value {
             }
         }
         too_deep(self, 0)
+    }
+
+    /// The size of its encoding, give or take the width of whole numbers: what it costs in a job state.
+    pub fn approximate_bytes(&self) -> usize {
+        1 + match self {
+            Value::Nil => 0,
+            Value::Bool(_) => 1,
+            Value::Int(_) => 5, // 1 to 9
+            Value::Float(_) => 8,
+            Value::Bytes(bytes) => length_bytes(bytes.len()) + bytes.len(),
+            Value::List(list) => {
+                length_bytes(list.len()) + list.iter().map(Value::approximate_bytes).sum::<usize>()
+            }
+            Value::Map(map) => {
+                let entry = |(key, value): (&Vec<u8>, &Value)| {
+                    length_bytes(key.len()) + key.len() + value.approximate_bytes()
+                };
+                length_bytes(map.len()) + map.iter().map(entry).sum::<usize>()
+            }
+        }
+    }
+
+    /// What it is, for messages: the kind, and a number's value or the size of anything else.
+    pub fn shape(&self) -> String {
+        match self {
+            Value::Nil => "nil".into(),
+            Value::Bool(value) => format!("the boolean {value}"),
+            Value::Int(number) => format!("the whole number {number}"),
+            Value::Float(number) => format!("the number {number:?}"),
+            Value::Bytes(bytes) => format!("a string of {} bytes", bytes.len()),
+            Value::List(list) => format!("a list of {}", list.len()),
+            Value::Map(map) => format!("a table of {}", map.len()),
+        }
     }
 
     fn decode_at<D: Decoder>(decoder: &mut D, depth: u8) -> Result<Self, DecodeError> {
@@ -84,6 +121,16 @@ impl Value {
     }
 }
 
+/// How many bytes the codec takes for a length.
+fn length_bytes(length: usize) -> usize {
+    match length {
+        0..251 => 1,
+        251..0x1_0000 => 3,
+        0x1_0000..0x1_0000_0000 => 5,
+        _ => 9,
+    }
+}
+
 fn decode_length<D: Decoder>(decoder: &mut D) -> Result<u64, DecodeError> {
     let length = u64::decode(decoder)?;
     // Every element takes at least one byte of input, which the decoder's own limit counts.
@@ -107,6 +154,12 @@ impl<'de, Context> bincode::BorrowDecode<'de, Context> for Value {
 impl From<i64> for Value {
     fn from(number: i64) -> Self {
         Value::Int(number)
+    }
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        Value::Bytes(bytes)
     }
 }
 
@@ -135,6 +188,15 @@ mod tests {
         let map = BTreeMap::from([(b"\xff\0".to_vec(), Value::Nil), (vec![], Value::Bool(true))]);
         let value = Value::List(vec![Value::Map(map), Value::Float(-0.5), Value::Int(i64::MIN), "x".into()]);
         assert_eq!(round_trip(&value).unwrap(), value);
+    }
+
+    #[test]
+    fn the_size_is_the_codecs() {
+        let map = BTreeMap::from([(vec![b'k'; 300], Value::Float(1.5)), (vec![1], Value::Int(70_000))]);
+        let value =
+            Value::List(vec![Value::Map(map), Value::Nil, Value::Bool(true), vec![7u8; 70_000].into()]);
+        let bytes = bincode::encode_to_vec(&value, bincode::config::standard()).unwrap();
+        assert_eq!(value.approximate_bytes(), bytes.len());
     }
 
     #[test]
