@@ -1,1 +1,99 @@
 //! The subcommands of `skald`.
+//!
+//! Results go to standard output, logs and progress to standard error. Each subcommand is a module with its `Args` and
+//! a `run` that answers an [`Exit`] or says what went wrong.
+
+mod api;
+mod completions;
+mod exit;
+mod logging;
+mod output;
+mod table;
+mod task;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use self::exit::{Exit, Failure};
+
+/// Runs tasks on a fleet of Skalds, and batch jobs that move to the data of a Redis Cluster
+#[derive(Debug, Parser)]
+#[command(
+    name = "skald",
+    version,
+    max_term_width = 110,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 finished, 1 failed, 2 wrong usage, 3 finished in part, 130 cancelled."
+)]
+struct Cli {
+    #[command(flatten)]
+    log: logging::LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // parsed once, and used at once
+enum Command {
+    /// Create, list, show, cancel and update tasks through a controller
+    Task(task::Args),
+    /// Print a completion script for a shell
+    Completions(completions::Args),
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // cannot matter: nobody reads what cannot be printed
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage } else { Exit::Finished }.into();
+        }
+    };
+    cli.log.init();
+    match run(cli.command) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            eprintln!("skald: {failure}");
+            failure.exit().into()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Task(args) => task::run(args),
+        Command::Completions(args) => completions::run::<Cli>(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_argument_says_what_it_is_for() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{} {} has no help",
+                    command.get_name(),
+                    argument.get_id()
+                );
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

@@ -1,0 +1,161 @@
+//! `skald task`: tasks through a controller's API.
+
+mod create;
+mod show;
+mod view;
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use self::view::TaskView;
+use super::api::{Api, ApiArgs, query, segment};
+use super::exit::{Exit, Failure};
+use super::output;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    api: ApiArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Create a task; its id is printed
+    Create(create::CreateArgs),
+    /// List tasks, newest first
+    List(ListArgs),
+    /// Show one task with everything known about it
+    Show(ShowArgs),
+    /// Cancel tasks, for good
+    Cancel(CancelArgs),
+    /// Give a task other attachments; a running worker gets them at once
+    Update(UpdateArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// Only tasks in this status: Created, Assigning, Running, Paused, Finished, Failed or Cancelled
+    #[arg(long, value_name = "STATUS")]
+    status: Option<String>,
+    /// Only tasks of this worker class
+    #[arg(long, value_name = "CLASS")]
+    class: Option<String>,
+    /// Only tasks of this Skald
+    #[arg(long, value_name = "SKALD")]
+    executor: Option<String>,
+    /// Only tasks whose id contains this
+    #[arg(long, value_name = "TEXT")]
+    id: Option<String>,
+    /// Which page
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    page: u64,
+    /// Tasks a page, at most 100
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
+    page_size: u64,
+    /// Print the API's JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    /// The task's id
+    id: String,
+    /// Print the API's JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct CancelArgs {
+    /// The tasks' ids
+    #[arg(required = true)]
+    ids: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct UpdateArgs {
+    /// The task's id
+    id: String,
+    #[command(flatten)]
+    attachments: create::AttachmentArgs,
+}
+
+pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
+    let api = Api::new(&args.api);
+    match args.command {
+        Command::Create(args) => create::run(&api, args),
+        Command::List(args) => list(&api, args),
+        Command::Show(args) => {
+            let body = api.get(&path(&args.id))?;
+            if args.json {
+                output::json(&body)?;
+            } else {
+                output::line(show::describe(&TaskView::read(&body)?).trim_end())?;
+            }
+            Ok(Exit::Finished)
+        }
+        Command::Cancel(args) => cancel(&api, &args.ids),
+        Command::Update(args) => update(&api, args),
+    }
+}
+
+/// The API's path of one task.
+fn path(id: &str) -> String {
+    format!("/api/tasks/{}", segment(id))
+}
+
+fn list(api: &Api, args: ListArgs) -> Result<Exit, Failure> {
+    let query = query(&[
+        ("page", Some(args.page.to_string())),
+        ("pageSize", Some(args.page_size.to_string())),
+        ("lifecycleStatus", args.status),
+        ("className", args.class),
+        ("executor", args.executor),
+        ("id", args.id),
+    ]);
+    let body = api.get(&format!("/api/tasks/{query}"))?;
+    if args.json {
+        output::json(&body)?;
+        return Ok(Exit::Finished);
+    }
+    let items = body.get("items").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let tasks = items.iter().map(TaskView::read).collect::<Result<Vec<_>, _>>()?;
+    let total = body.get("total").and_then(Value::as_u64).unwrap_or(0);
+    if tasks.is_empty() {
+        eprintln!("no tasks");
+        return Ok(Exit::Finished);
+    }
+    output::line(show::list(&tasks, jiff::Timestamp::now().as_millisecond()))?;
+    let shown = (args.page - 1).saturating_mul(args.page_size) + tasks.len() as u64;
+    if shown < total {
+        eprintln!("{shown} of {total} tasks; more with --page {}", args.page + 1);
+    }
+    Ok(Exit::Finished)
+}
+
+/// Tries all of them, and names those that could not be cancelled.
+fn cancel(api: &Api, ids: &[String]) -> Result<Exit, Failure> {
+    let mut failed = 0;
+    for id in ids {
+        match api.put(&format!("{}/status", path(id)), &json!({"lifecycleStatus": "Cancelled"})) {
+            Ok(_) => output::line(id)?,
+            Err(failure) => {
+                failed += 1;
+                eprintln!("skald: cannot cancel task {id}: {failure}");
+            }
+        }
+    }
+    if failed > 0 { Ok(Exit::Failed) } else { Ok(Exit::Finished) }
+}
+
+fn update(api: &Api, args: UpdateArgs) -> Result<Exit, Failure> {
+    let Some(attachments) = args.attachments.read()? else {
+        return Err(Failure::usage("name the new attachments with --attachments or --attach"));
+    };
+    api.put(&format!("{}/attachments", path(&args.id)), &json!({ "attachments": attachments }))?;
+    output::line(&args.id)?;
+    Ok(Exit::Finished)
+}
