@@ -68,6 +68,9 @@ pub struct Sequence {
     pub next_key: Option<Vec<u8>>,
     /// The next SCAN cursor on a server without cluster mode.
     pub cursor: u64,
+    /// The replication id of the server that gave the cursor: another server, or the same one restarted, hashes its
+    /// keys differently, and the cursor means nothing to it.
+    pub cursor_of: String,
     /// All units are done.
     pub complete: bool,
 }
@@ -123,6 +126,8 @@ pub struct HopReport {
     pub state_bytes: u64,
     /// The same, compressed as it was sent.
     pub state_bytes_compressed: u64,
+    /// What a reader should know: a slot had to be taken whole, a raw script is not exact while slots move, …
+    pub notes: Vec<String>,
 }
 
 /// The state of one chain.
