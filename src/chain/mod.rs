@@ -6,6 +6,7 @@
 
 pub mod combine;
 pub mod frame;
+pub mod glob;
 pub mod hop;
 pub mod job;
 pub mod message;
