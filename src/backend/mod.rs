@@ -284,8 +284,8 @@ pub trait EventQueue: Send + Sync {
 pub struct TaskQuery {
     /// Any of these; empty is all.
     pub statuses: Vec<LifecycleStatus>,
-    /// This worker class.
-    pub class_name: Option<String>,
+    /// Any of these worker classes; empty is all.
+    pub class_names: Vec<String>,
     /// This Skald.
     pub executor: Option<String>,
     /// Id, name, description or class contains this, ignoring case.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use skalds::config::secret::Secret;
 use ureq::Agent;
 use ureq::http::Response;
 
@@ -57,12 +58,17 @@ impl Api {
         self.read(path, self.agent.put(self.url(path)).send_json(body))
     }
 
+    /// Where it is, without a password.
+    pub(crate) fn address(&self) -> String {
+        Secret::new(self.base.as_str()).to_string()
+    }
+
     fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
     }
 
     fn read(&self, path: &str, answer: Result<Response<ureq::Body>, ureq::Error>) -> Result<Value, Failure> {
-        let base = without_password(&self.base);
+        let base = self.address();
         let mut answer = answer.map_err(|error| {
             Failure::failed(format!(
                 "cannot reach the controller at {base}: {error}; is it running? (--api or SKALD_API names another)"
@@ -98,14 +104,6 @@ fn reason_of(body: &Value) -> Option<String> {
     match body.get("message").and_then(Value::as_str) {
         Some(message) => Some(format!("{error}: {message}")),
         None => Some(error.to_owned()),
-    }
-}
-
-/// A URL without what stands before its `@`.
-fn without_password(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme => format!("{}{}", &url[..scheme + 3], &url[at + 1..]),
-        _ => url.to_owned(),
     }
 }
 
@@ -155,11 +153,5 @@ mod tests {
         assert_eq!(segment("a/b c?ü"), "a%2Fb%20c%3F%C3%BC");
         assert_eq!(query(&[("a", None), ("b", Some("x&y".into())), ("c", Some("1".into()))]), "?b=x%26y&c=1");
         assert_eq!(query(&[("a", None)]), "");
-    }
-
-    #[test]
-    fn a_password_in_the_address_is_not_shown() {
-        assert_eq!(without_password("http://user:secret@host:1/x"), "http://host:1/x");
-        assert_eq!(without_password("http://host"), "http://host");
     }
 }

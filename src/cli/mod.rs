@@ -5,9 +5,11 @@
 
 mod api;
 mod completions;
+mod doctor;
 mod exit;
 mod logging;
 mod output;
+mod redis;
 mod table;
 mod task;
 
@@ -38,12 +40,22 @@ struct Cli {
 enum Command {
     /// Create, list, show, cancel and update tasks through a controller
     Task(task::Args),
+    /// Say what can be reached, in which versions, and what is missing
+    Doctor(doctor::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
 
 /// Runs what the command line asks for.
 pub(crate) fn main() -> ExitCode {
+    // What the environment has counts more than what the file has.
+    match dotenvy::dotenv() {
+        Err(error) if !error.not_found() => {
+            eprintln!("skald: the .env file cannot be used: {error}");
+            return Exit::Usage.into();
+        }
+        _ => {}
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -65,8 +77,17 @@ pub(crate) fn main() -> ExitCode {
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Task(args) => task::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run::<Cli>(args),
     }
+}
+
+/// A runtime for a subcommand that calls something asynchronous and waits for it.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("cannot start a runtime: {error}")))
 }
 
 #[cfg(test)]

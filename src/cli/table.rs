@@ -49,6 +49,34 @@ pub(crate) fn time(at: Millis) -> String {
     }
 }
 
+/// A number with its thousands set apart.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A size in the largest unit that leaves a number of at least 1.
+pub(crate) fn bytes(size: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    let mut value = size as f64;
+    let mut shown = "B";
+    for unit in units {
+        if value < 1_024.0 {
+            break;
+        }
+        value /= 1_024.0;
+        shown = unit;
+    }
+    if shown == "B" { format!("{size} B") } else { format!("{value:.1} {shown}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,5 +97,13 @@ mod tests {
     fn times_are_utc() {
         assert_eq!(time(1_767_225_600_123), "2026-01-01 00:00:00 UTC");
         assert_eq!(time(i64::MAX), format!("{} ms", i64::MAX));
+    }
+
+    #[test]
+    fn numbers_can_be_read() {
+        let said: Vec<String> = [0, 999, 1_000, 1_234_567].map(count).into();
+        assert_eq!(said, ["0", "999", "1,000", "1,234,567"]);
+        let said: Vec<String> = [0, 1_023, 1_536, 3 << 30].map(bytes).into();
+        assert_eq!(said, ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]);
     }
 }

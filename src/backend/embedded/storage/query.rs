@@ -67,18 +67,20 @@ fn page(connection: &Connection, query: &TaskQuery) -> rusqlite::Result<(u64, Ve
 fn condition(query: &TaskQuery) -> (String, Vec<Value>) {
     let mut terms = vec!["1".to_owned()];
     let mut values = Vec::new();
-    if !query.statuses.is_empty() {
-        let places = vec!["?"; query.statuses.len()].join(", ");
-        terms.push(format!("status IN ({places})"));
-        values.extend(query.statuses.iter().map(|status| Value::Text(status_name(*status).into())));
-    }
+    let mut any_of = |column: &str, allowed: Vec<String>| {
+        if !allowed.is_empty() {
+            terms.push(format!("{column} IN ({})", vec!["?"; allowed.len()].join(", ")));
+            values.extend(allowed.into_iter().map(Value::Text));
+        }
+    };
+    any_of("status", query.statuses.iter().map(|status| status_name(*status).to_owned()).collect());
+    any_of("class", query.class_names.clone());
     let mut term = |sql: &str, value: Option<Value>| {
         if let Some(value) = value {
             terms.push(sql.into());
             values.push(value);
         }
     };
-    term("class = ?", query.class_name.clone().map(Value::Text));
     term("executor = ?", query.executor.clone().map(Value::Text));
     term("due <= ?", query.due_at.map(Value::Integer));
     // Not LIKE: there `%` and `_` mean something, and only ASCII has no case.
