@@ -1,5 +1,28 @@
 //! Everything that is an actor, and the system that owns them.
 
+mod actor_ref;
+mod blocking;
+mod clock;
+mod error;
+mod feed;
+mod letter;
+mod mailbox;
+mod metrics;
 // Public for `benches/hop.rs` alone, and no promise to anybody else.
 #[doc(hidden)]
 pub mod outbox;
+mod shutdown;
+mod spec;
+mod supervisor;
+mod system;
+pub mod test_kit;
+mod threads;
+
+pub use actor_ref::{ActorRef, Ask, Ended, Recipient, TellWait};
+pub use clock::{Clock, Interval, Sleep, Tick};
+pub use error::{ActorError, TellError};
+pub use shutdown::ShutdownReport;
+pub use spec::{Drain, Escalation, Place, Restart, Scope, Spec, Stage};
+pub use supervisor::Exit;
+pub use system::{ActorSystem, FailedActor, MAX_NAME, SystemBuilder, SystemEvent};
+pub use test_kit::TestKit;
