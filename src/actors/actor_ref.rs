@@ -224,7 +224,12 @@ impl<M: Message + 'static> Recipient<M> {
 
 /// A mailbox that takes letters of one message type.
 pub(crate) trait Deliver<M: Message + 'static>: AnyMailbox {
-    fn post(&self, letter: Box<Letter<M>>, lane: Lane, granted: bool) -> Result<(), (Box<Letter<M>>, Refusal)>;
+    fn post(
+        &self,
+        letter: Box<Letter<M>>,
+        lane: Lane,
+        granted: bool,
+    ) -> Result<(), (Box<Letter<M>>, Refusal)>;
 }
 
 impl<A, M> Deliver<M> for Mailbox<A>
@@ -233,7 +238,12 @@ where
     M: Message + Send + 'static,
     M::Result: Send,
 {
-    fn post(&self, letter: Box<Letter<M>>, lane: Lane, granted: bool) -> Result<(), (Box<Letter<M>>, Refusal)> {
+    fn post(
+        &self,
+        letter: Box<Letter<M>>,
+        lane: Lane,
+        granted: bool,
+    ) -> Result<(), (Box<Letter<M>>, Refusal)> {
         self.push(letter, lane, granted)
     }
 }
@@ -243,8 +253,10 @@ fn post<M: Message + 'static>(
     letter: Letter<M>,
     lane: Lane,
 ) -> Result<(), TellError<M>> {
-    to.post(Box::new(letter), lane, false)
-        .map_err(|(letter, why)| TellError { message: letter.message, error: error_of(why, to.about(), lane) })
+    to.post(Box::new(letter), lane, false).map_err(|(letter, why)| TellError {
+        message: letter.message,
+        error: error_of(why, to.about(), lane),
+    })
 }
 
 fn error_of(why: Refusal, about: &super::mailbox::About, lane: Lane) -> ActorError {

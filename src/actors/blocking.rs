@@ -82,12 +82,16 @@ impl BlockingPool {
         } else if state.threads < self.max_threads {
             state.threads += 1;
             let pool = Arc::clone(self);
-            let started = std::thread::Builder::new().name("skalds-blocking".into()).spawn(move || pool.run());
+            let started =
+                std::thread::Builder::new().name("skalds-blocking".into()).spawn(move || pool.run());
             if let Err(reason) = started {
                 state.threads -= 1;
                 if state.threads == 0 {
                     state.queue.pop_back();
-                    return Err(ActorError::Start { what: "blocking thread".into(), reason: reason.to_string() });
+                    return Err(ActorError::Start {
+                        what: "blocking thread".into(),
+                        reason: reason.to_string(),
+                    });
                 }
                 // The other threads will come to it.
             }
@@ -112,10 +116,8 @@ impl BlockingPool {
                 break;
             } else {
                 state.idle += 1;
-                let (back, waited) = self
-                    .work
-                    .wait_timeout(state, IDLE)
-                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+                let (back, waited) =
+                    self.work.wait_timeout(state, IDLE).unwrap_or_else(|poisoned| poisoned.into_inner());
                 state = back;
                 state.idle -= 1;
                 if waited.timed_out() && state.queue.is_empty() {

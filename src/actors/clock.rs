@@ -26,7 +26,10 @@ pub struct Clock(Kind);
 #[derive(Clone)]
 enum Kind {
     /// The runtime is the system's own: it drives timers of callers that are in no tokio runtime.
-    Machine { start: Instant, runtime: tokio::runtime::Handle },
+    Machine {
+        start: Instant,
+        runtime: tokio::runtime::Handle,
+    },
     Manual(Arc<Manual>),
 }
 

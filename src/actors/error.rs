@@ -41,7 +41,9 @@ pub enum ActorError {
         actor: Arc<str>,
     },
     /// The handler ended without an answer: a future that it returned panicked or was dropped.
-    #[error("actor {actor} handled the message but gave no answer (its answer's future panicked or was dropped)")]
+    #[error(
+        "actor {actor} handled the message but gave no answer (its answer's future panicked or was dropped)"
+    )]
     NoReply {
         /// The receiver.
         actor: Arc<str>,

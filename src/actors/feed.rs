@@ -20,7 +20,7 @@ use futures_util::{Stream, stream::FuturesUnordered};
 
 use super::{
     error::ActorError,
-    letter::{Envelope, InFlight, Opened},
+    letter::{DrainHook, Envelope, InFlight, Opened},
     mailbox::{AnyMailbox, Mailbox, signal},
 };
 
@@ -46,12 +46,6 @@ impl Turn {
     }
 }
 
-/// The hook for the end of a drain, and how far it is.
-enum DrainStep<A: Actor> {
-    None,
-    Hook(fn() -> Box<dyn Envelope<A>>),
-}
-
 pub(crate) struct Feed<A: Actor> {
     mailbox: Arc<Mailbox<A>>,
     turn: Rc<Turn>,
@@ -59,7 +53,8 @@ pub(crate) struct Feed<A: Actor> {
     /// Handlers whose answer comes later. Made when the first one does.
     pending: Option<FuturesUnordered<InFlight>>,
     in_flight: usize,
-    drain: DrainStep<A>,
+    /// The last message of a drain, until it has been given.
+    drain: Option<DrainHook<A>>,
     /// Messages until the next one that is timed.
     untimed: u32,
 }
@@ -69,9 +64,8 @@ impl<A: Actor> Feed<A> {
         mailbox: Arc<Mailbox<A>>,
         turn: Rc<Turn>,
         in_flight: usize,
-        drain: Option<fn() -> Box<dyn Envelope<A>>>,
+        drain: Option<DrainHook<A>>,
     ) -> Self {
-        let drain = drain.map_or(DrainStep::None, DrainStep::Hook);
         Feed { mailbox, turn, batch: VecDeque::new(), pending: None, in_flight, drain, untimed: 0 }
     }
 
@@ -88,7 +82,12 @@ impl<A: Actor> Feed<A> {
         }
     }
 
-    fn open(&mut self, letter: Box<dyn Envelope<A>>, actor: &mut A, ctx: &mut A::Context) -> Option<Box<dyn Any + Send>> {
+    fn open(
+        &mut self,
+        letter: Box<dyn Envelope<A>>,
+        actor: &mut A,
+        ctx: &mut A::Context,
+    ) -> Option<Box<dyn Any + Send>> {
         let about = self.mailbox.about();
         let since = if self.untimed == 0 {
             self.untimed = TIMED;
@@ -123,12 +122,7 @@ where
 {
     type Output = ();
 
-    fn poll(
-        mut self: Pin<&mut Self>,
-        actor: &mut A,
-        ctx: &mut A::Context,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, actor: &mut A, ctx: &mut A::Context, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         if this.turn.over.get() {
             return Poll::Pending;
@@ -163,13 +157,11 @@ where
             } else if this.mailbox.refill(&mut this.batch) {
                 continue;
             } else if signals & signal::DRAIN != 0 && this.pending() == 0 && this.mailbox.is_empty() {
-                match std::mem::replace(&mut this.drain, DrainStep::None) {
-                    DrainStep::Hook(hook) => hook(),
-                    DrainStep::None => {
-                        ctx.stop();
-                        return Poll::Pending;
-                    }
-                }
+                let Some(hook) = this.drain.take() else {
+                    ctx.stop();
+                    return Poll::Pending;
+                };
+                hook()
             } else {
                 return Poll::Pending;
             };

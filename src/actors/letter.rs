@@ -74,6 +74,9 @@ pub(crate) enum Opened {
     Panicked(Box<dyn Any + Send>),
 }
 
+/// Makes the message that an actor gets at the end of its drain.
+pub(crate) type DrainHook<A> = fn() -> Box<dyn Envelope<A>>;
+
 /// A letter whose message type is forgotten.
 pub(crate) trait Envelope<A: Actor>: Send + 'static {
     /// Handles the message.

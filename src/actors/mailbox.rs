@@ -16,12 +16,7 @@ use std::{
 use actix::Actor;
 
 use super::{
-    error::ActorError,
-    letter::Envelope,
-    metrics::LabelMetrics,
-    spec::Stage,
-    supervisor::Exit,
-    system::Core,
+    error::ActorError, letter::Envelope, metrics::LabelMetrics, spec::Stage, supervisor::Exit, system::Core,
 };
 
 /// The most senders that wait for room in one mailbox; the next one is told `Full`.

@@ -137,7 +137,8 @@ type Count = fn(&LabelMetrics) -> &AtomicU64;
 
 impl Collector for ActorCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let labels: Vec<_> = lock(&self.labels).iter().map(|(name, of)| (Arc::clone(name), Arc::clone(of))).collect();
+        let labels: Vec<_> =
+            lock(&self.labels).iter().map(|(name, of)| (Arc::clone(name), Arc::clone(of))).collect();
         let counters: [(&str, &str, Count); 5] = [
             ("actor_messages", "Messages handled", |m| &m.messages),
             ("actor_panics", "Panics caught", |m| &m.panics),
@@ -166,9 +167,9 @@ impl Collector for ActorCollector {
             }
             let count = buckets.iter().map(|(_, count)| count).sum();
             let sum = metrics.nanos.load(Relaxed) as f64 / 1e9;
-            metric.encode_family(&[("actor", label.as_ref())])?.encode_histogram::<NoLabelSet>(
-                sum, count, &buckets, None,
-            )?;
+            metric
+                .encode_family(&[("actor", label.as_ref())])?
+                .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let (actors, depths) = core.depths();

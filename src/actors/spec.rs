@@ -1,15 +1,12 @@
 //! How an actor is to be run: its name, bounds, restarts, place and stage.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, Context, Handler, Message};
 
 use super::{
     actor_ref::ActorRef,
-    letter::Letter,
+    letter::{DrainHook, Letter},
     supervisor::Exit,
     system::ActorSystem,
 };
@@ -137,7 +134,7 @@ pub struct Spec<A: Actor<Context = Context<A>>> {
     pub(crate) escalation: Escalation,
     pub(crate) place: Place,
     pub(crate) stage: Stage,
-    pub(crate) drain: Option<fn() -> Box<dyn super::letter::Envelope<A>>>,
+    pub(crate) drain: Option<DrainHook<A>>,
     pub(crate) on_exit: Option<OnExit>,
 }
 
@@ -222,4 +219,3 @@ impl<A: Actor<Context = Context<A>>> Spec<A> {
         self
     }
 }
-

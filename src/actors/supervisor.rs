@@ -26,7 +26,7 @@ use super::{
     clock::Sleep,
     error::{ActorError, panic_text},
     feed::{Feed, Turn},
-    letter::Envelope,
+    letter::DrainHook,
     mailbox::{AnyMailbox, Mailbox, signal},
     spec::{Escalation, Factory, OnExit, Restart, Scope},
     system::{ActorSystem, SystemEvent},
@@ -67,7 +67,7 @@ pub(crate) struct Orders<A: Actor<Context = actix::Context<A>>> {
     pub(crate) in_flight: usize,
     pub(crate) restart: Restart,
     pub(crate) escalation: Escalation,
-    pub(crate) drain: Option<fn() -> Box<dyn Envelope<A>>>,
+    pub(crate) drain: Option<DrainHook<A>>,
     pub(crate) on_exit: Option<OnExit>,
 }
 
@@ -83,6 +83,7 @@ pub(crate) struct Life<A: Actor<Context = actix::Context<A>>> {
     restarts: VecDeque<Duration>,
 }
 
+#[allow(clippy::large_enum_variant)] // nearly all actors are `Running` nearly all the time
 enum Now<A: Actor<Context = actix::Context<A>>> {
     Birth,
     Running(ContextFut<A, actix::Context<A>>),
@@ -113,7 +114,8 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
             last_panic: self.last_panic.clone(),
         };
         let factory = &self.orders.factory;
-        let actor = catch_unwind(AssertUnwindSafe(|| factory(scope))).map_err(|payload| panic_text(&*payload))?;
+        let actor =
+            catch_unwind(AssertUnwindSafe(|| factory(scope))).map_err(|payload| panic_text(&*payload))?;
         self.turn = Rc::default();
         let mut ctx = actix::Context::new();
         ctx.spawn(Feed::new(
@@ -144,10 +146,9 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
         let about = self.mailbox.about();
         about.metrics.panicked();
         tracing::error!(actor = %about.name, incarnation = self.incarnation, panic = %text, "actor panicked");
-        about.core.publish(|| SystemEvent::Panicked {
-            actor: Arc::clone(&about.name),
-            text: Arc::clone(&text),
-        });
+        about
+            .core
+            .publish(|| SystemEvent::Panicked { actor: Arc::clone(&about.name), text: Arc::clone(&text) });
         self.last_panic = Some(Arc::clone(&text));
         match self.restart_in() {
             Some(wait) => {

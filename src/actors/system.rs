@@ -78,7 +78,6 @@ pub struct FailedActor {
 }
 
 /// How a system is set up.
-#[derive(Debug)]
 pub struct SystemBuilder {
     arbiters: usize,
     max_actors: usize,
@@ -225,7 +224,10 @@ impl ActorSystem {
 
     /// Spawns an actor under supervision. It is made and started on its arbiter soon after; messages may be sent at
     /// once. A factory that panics is a panic like any other: restarted, in the end given up.
-    pub fn spawn<A: Actor<Context = actix::Context<A>>>(&self, spec: Spec<A>) -> Result<ActorRef<A>, ActorError> {
+    pub fn spawn<A: Actor<Context = actix::Context<A>>>(
+        &self,
+        spec: Spec<A>,
+    ) -> Result<ActorRef<A>, ActorError> {
         let core = &self.core;
         let name = checked_name(&spec.name)?;
         let arbiter = core.place(&spec.place);
@@ -371,9 +373,10 @@ impl ActorSystem {
     /// Runs a future to its end on this thread, for a plain `main`. Must not be called inside a runtime: there,
     /// `await` it.
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, ActorError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|reason| {
-            ActorError::Start { what: "runtime for a plain thread".into(), reason: reason.to_string() }
-        })?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|reason| {
+                ActorError::Start { what: "runtime for a plain thread".into(), reason: reason.to_string() }
+            })?;
         Ok(runtime.block_on(future))
     }
 }
@@ -450,7 +453,11 @@ impl Core {
     /// The actors of a stage, or all.
     pub(crate) fn actors_of(&self, stage: Option<Stage>) -> Vec<Arc<dyn AnyMailbox>> {
         let actors = self.read();
-        actors.values().filter(|each| stage.is_none_or(|stage| each.about().stage == stage)).cloned().collect()
+        actors
+            .values()
+            .filter(|each| stage.is_none_or(|stage| each.about().stage == stage))
+            .cloned()
+            .collect()
     }
 
     /// `true` for the first who begins to close the system.

@@ -129,7 +129,7 @@ impl TestKit {
         M::Result: Send,
     {
         let seen = Arc::<Mutex<VecDeque<M>>>::default();
-        let answer: Arc<dyn Fn(&M) -> M::Result + Send + Sync> = Arc::new(answer);
+        let answer: Answers<M> = Arc::new(answer);
         let kept = Arc::clone(&seen);
         let actor = self.system.spawn(
             Spec::new(name, move || ProbeActor { seen: Arc::clone(&kept), answer: Arc::clone(&answer) })
@@ -207,10 +207,12 @@ where
     }
 }
 
+type Answers<M> = Arc<dyn Fn(&M) -> <M as Message>::Result + Send + Sync>;
+
 /// The actor behind a [`Probe`].
 struct ProbeActor<M: Message> {
     seen: Arc<Mutex<VecDeque<M>>>,
-    answer: Arc<dyn Fn(&M) -> M::Result + Send + Sync>,
+    answer: Answers<M>,
 }
 
 impl<M: Message + Unpin + 'static> Actor for ProbeActor<M> {
