@@ -10,6 +10,8 @@ mod mailbox;
 mod metrics;
 // Public for `benches/hop.rs` alone, and no promise to anybody else.
 #[doc(hidden)]
+pub mod link;
+#[doc(hidden)]
 pub mod outbox;
 mod shutdown;
 mod spec;

@@ -160,6 +160,15 @@ pub fn decode(bytes: &[u8], max_body: usize) -> Result<Option<(Message, usize)>,
     Ok(Some((message, frame.consumed)))
 }
 
+/// How long the body of the whole frame at the start of `bytes` is before compression: what [`EncodedSizes::raw`] was.
+pub fn raw_length(bytes: &[u8]) -> usize {
+    let number = |at: usize| {
+        bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)
+    };
+    let compressed = bytes.get(6).is_some_and(|flags| flags & FLAG_LZ4 != 0);
+    number(if compressed { HEADER } else { 8 })
+}
+
 /// Appends a state as a frame of its own (what [`Message::State`] would be).
 pub fn encode_state(state: &JobState, out: &mut Vec<u8>) -> Result<EncodedSizes, FrameError> {
     check_depth(state)?;

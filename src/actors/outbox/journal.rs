@@ -291,7 +291,7 @@ impl<D: Disk> Journal<D> {
 
     /// Writes the header of a segment that is empty, and makes it the one that is written to.
     pub(super) fn start_file(&mut self, file: D::File, number: u64) -> Result<(), OutboxError> {
-        let (header, seed) = segment::write_header(number, fastrand::u64(..));
+        let (header, seed) = segment::write_header(number, fastrand::Rng::new().u64(..));
         file.write_at(&header, 0).map_err(|error| self.io("write to", number, error))?;
         self.segments.push_back(Segment { number, file, seed, end: HEADER as u64 });
         Ok(())
