@@ -56,7 +56,7 @@ impl Inbox {
     }
 
     /// Messages were lost before they came here, nobody knows how many.
-    #[expect(dead_code, reason = "for the adapters of remote services")]
+    #[cfg(feature = "redis")]
     pub(crate) fn lost(&self, why: String) {
         self.lock().gap = Some(why);
         self.changed.notify_one();

@@ -10,6 +10,8 @@
 
 pub mod embedded;
 mod inbox;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::time::Duration;
 
