@@ -6,7 +6,7 @@
 //! | [`EventQueue`] | events between processes | embedded |
 //! | [`DiskStorage`] | the tasks, durable | embedded (SQLite) |
 //!
-//! Every adapter passes the same contract suite (`tests/backend_contract.rs`).
+//! Every adapter passes the same contract suite (`tests/backend_contract/`).
 
 pub mod embedded;
 mod inbox;

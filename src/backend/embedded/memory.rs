@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::cache::CacheLimits;
 use super::expiry::{Bucket, Expiry, Moment, Mortal, NEVER, UNFILED};
 use crate::backend::{BackendError, ListEnd};
+use crate::chain::glob::Glob;
 
 /// What an entry costs beside its bytes: map slots, allocations, its place in the expiry index.
 const OVERHEAD: usize = 96;
@@ -429,8 +430,8 @@ impl Memory {
     }
 
     pub(super) fn keys(&self, pattern: &[u8], limit: usize, now: Moment) -> Vec<Vec<u8>> {
-        let live =
-            self.entries.iter().filter(|(key, entry)| super::glob::matches(pattern, key) && !entry.over(now));
+        let pattern = Glob::new(pattern);
+        let live = self.entries.iter().filter(|(key, entry)| pattern.matches(key) && !entry.over(now));
         live.take(limit).map(|(key, _)| key.to_vec()).collect()
     }
 }

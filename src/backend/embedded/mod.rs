@@ -4,7 +4,6 @@ mod cache;
 mod channels;
 mod events;
 mod expiry;
-mod glob;
 mod group;
 mod memory;
 mod storage;

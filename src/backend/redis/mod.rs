@@ -18,10 +18,13 @@ use self::cache::Shared;
 pub use self::field_ttl::FieldTtlSupport;
 use self::router::Router;
 use super::BackendError;
+use crate::config::secret::Secret;
 
-/// How long a [`RedisCache`] waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a [`RedisCache`] connects, and how long it waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
+    /// For addresses without one; empty is none. Better than in the address, which may be shown.
+    pub password: Secret,
     /// For a connection to stand, its greeting and password included.
     pub connect_timeout: Duration,
     /// For one round trip, with all redirections of a cluster. A call that needs several (a long batch, a scan)
@@ -30,9 +33,13 @@ pub struct RedisOptions {
 }
 
 impl Default for RedisOptions {
-    /// Two seconds, three seconds.
+    /// No password, two seconds, three seconds.
     fn default() -> Self {
-        RedisOptions { connect_timeout: Duration::from_secs(2), call_timeout: Duration::from_secs(3) }
+        RedisOptions {
+            password: Secret::default(),
+            connect_timeout: Duration::from_secs(2),
+            call_timeout: Duration::from_secs(3),
+        }
     }
 }
 
@@ -70,12 +77,12 @@ impl RedisCache {
         RedisCache::connect_with(urls, RedisOptions::default()).await
     }
 
-    /// [`RedisCache::connect`] with other limits.
+    /// [`RedisCache::connect`] with a password of its own, or other limits.
     ///
     /// # Errors
     /// As there.
     pub async fn connect_with(urls: &str, options: RedisOptions) -> Result<Self, BackendError> {
-        let router = Router::connect(url::parse(urls)?, options).await?;
+        let router = Router::connect(url::parse(urls, &options.password)?, options).await?;
         Ok(RedisCache { shared: Arc::new(Shared { router }) })
     }
 

@@ -117,8 +117,8 @@ impl Router {
         }
     }
 
-    pub(super) fn options(&self) -> RedisOptions {
-        self.options
+    pub(super) fn options(&self) -> &RedisOptions {
+        &self.options
     }
 
     pub(super) async fn field_ttl_support(&self) -> Result<FieldTtlSupport, BackendError> {

@@ -3,24 +3,28 @@
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
 use crate::backend::BackendError;
+use crate::config::secret::Secret;
 
 /// Reads one or several URLs, separated by commas. No error repeats the text: it may hold a password.
-pub(super) fn parse(urls: &str) -> Result<Vec<ConnectionInfo>, BackendError> {
+pub(super) fn parse(urls: &str, password: &Secret) -> Result<Vec<ConnectionInfo>, BackendError> {
     let all: Vec<ConnectionInfo> = urls
         .split(',')
         .map(str::trim)
         .filter(|url| !url.is_empty())
-        .map(parse_one)
+        .map(|url| parse_one(url, password))
         .collect::<Result<_, _>>()?;
     if all.is_empty() { Err(refused("no address is given".into())) } else { Ok(all) }
 }
 
-fn parse_one(url: &str) -> Result<ConnectionInfo, BackendError> {
+fn parse_one(url: &str, password: &Secret) -> Result<ConnectionInfo, BackendError> {
     let info = url.into_connection_info().map_err(|error| refused(error.to_string()))?;
     match info.addr() {
         // The older protocol: every server speaks it, and answers have one form.
         address if address.is_supported() => {
-            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+            let mut settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+            if settings.password().is_none() && !password.is_empty() {
+                settings = settings.set_password(password.expose());
+            }
             Ok(info.set_redis_settings(settings))
         }
         _ => Err(BackendError::Unsupported {
@@ -73,19 +77,22 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_passwords_are_not_repeated() {
-        let nodes = parse("redis://user:se%2Ccret@one:7000/2, redis://two:7001").unwrap();
+        let none = Secret::default();
+        let nodes =
+            parse("redis://user:se%2Ccret@one:7000/2, redis://two:7001", &Secret::new("other")).unwrap();
         assert_eq!(nodes.iter().map(address).collect::<Vec<_>>(), ["one:7000", "two:7001"]);
         assert_eq!(nodes[0].redis_settings().password(), Some("se,cret"));
+        assert_eq!(nodes[1].redis_settings().password(), Some("other"));
         assert_eq!(address(&at(&nodes[0], "three", 1)), "three:1");
         for wrong in
             ["", "redis://user:se,cret@one", "one:7000", "http://:secret@one", "redis://:secret@one/x"]
         {
-            let error = parse(wrong).unwrap_err().to_string();
+            let error = parse(wrong, &none).unwrap_err().to_string();
             assert!(
                 error.contains("redis://[user:password@]host:port") && !error.contains("cret"),
                 "{error}"
             );
         }
-        assert!(parse("rediss://:secret@one").unwrap_err().to_string().contains("TLS"));
+        assert!(parse("rediss://:secret@one", &none).unwrap_err().to_string().contains("TLS"));
     }
 }

@@ -1,0 +1,10 @@
+//! What every adapter of the three backend traits must do, run against all of them.
+
+mod cache;
+mod cache_cases;
+mod events;
+mod redis;
+mod redis_cluster;
+mod storage;
+#[path = "../support/mod.rs"]
+mod support;
