@@ -12,6 +12,9 @@ pub mod embedded;
 mod inbox;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod services;
+
+pub use services::Backends;
 
 use std::time::Duration;
 

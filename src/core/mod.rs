@@ -3,6 +3,7 @@
 //! Nothing here is async, reads a clock, draws a random number, does I/O or logs: `now` (milliseconds since the
 //! Unix epoch) and seeds are arguments.
 
+pub mod attachments;
 pub mod event;
 pub mod lease;
 pub mod lifecycle;

@@ -46,8 +46,8 @@ pub fn task_exception(task_id: &str) -> String {
     format!("task:{task_id}:exception")
 }
 
-/// The longest id of a task or a Skald, and the longest class name, in bytes.
-pub const MAX_NAME: usize = 256;
+/// The longest id of a task or a Skald, and the longest class name, in bytes: an actor's name holds an id and more.
+pub const MAX_NAME: usize = 200;
 
 /// Why a name cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,43 @@
+//! The ordered end of a Skald.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::core::SkaldCore;
+use crate::actors::worker::StopReason;
+
+impl SkaldCore {
+    /// Takes nothing new, lets what runs finish for a while, stops the rest, hands back what is left, says goodbye.
+    pub(super) async fn drain(self: Arc<Self>) {
+        self.begin_drain();
+        self.announce().await;
+        // What was assigned and not started goes back at once; the sweep and the events do the same from now on.
+        if let Err(error) = self.take_assigned().await {
+            tracing::warn!(skald = self.id, %error, "assigned tasks were not handed back; the controller will find them");
+        }
+        if !self.empty_within(self.timing.drain).await {
+            for held in self.all_held() {
+                held.stop(StopReason::Draining);
+            }
+            // A worker has the grace period, and its release has as long again.
+            if !self.empty_within(self.timing.grace * 2 + Duration::from_secs(1)).await {
+                let left = self.all_held();
+                join_all(left.iter().map(|held| self.give_up(held))).await;
+            }
+        }
+        if let Err(error) = self.take_assigned().await {
+            tracing::warn!(skald = self.id, %error, "assigned tasks were not handed back; the controller will find them");
+        }
+        self.say_goodbye().await;
+    }
+
+    async fn empty_within(&self, time: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = self.empty() => true,
+            () = self.tasks.clock.sleep(time) => false,
+        }
+    }
+}
