@@ -54,7 +54,9 @@ pub(crate) struct Feed<A: Actor> {
     pending: Option<FuturesUnordered<InFlight>>,
     in_flight: usize,
     /// The last message of a drain, until it has been given.
-    drain: Option<DrainHook<A>>,
+    hook: Option<DrainHook<A>>,
+    /// The drain is done; an actor that refuses to stop is ended by the drain's deadline.
+    drained: bool,
     /// Messages until the next one that is timed.
     untimed: u32,
 }
@@ -64,9 +66,18 @@ impl<A: Actor> Feed<A> {
         mailbox: Arc<Mailbox<A>>,
         turn: Rc<Turn>,
         in_flight: usize,
-        drain: Option<DrainHook<A>>,
+        hook: Option<DrainHook<A>>,
     ) -> Self {
-        Feed { mailbox, turn, batch: VecDeque::new(), pending: None, in_flight, drain, untimed: 0 }
+        Feed {
+            mailbox,
+            turn,
+            batch: VecDeque::new(),
+            pending: None,
+            in_flight,
+            hook,
+            drained: false,
+            untimed: 0,
+        }
     }
 
     fn pending(&self) -> usize {
@@ -101,11 +112,11 @@ impl<A: Actor> Feed<A> {
                 if let Some(since) = since {
                     about.metrics.handled_in(since.elapsed());
                 }
-                about.metrics.handled();
+                self.mailbox.handled_one();
             }
             Opened::Skipped => about.metrics.expired(),
             Opened::Pending(reply) => {
-                about.metrics.handled();
+                self.mailbox.handled_one();
                 let since = since.unwrap_or_else(Instant::now);
                 self.pending.get_or_insert_default().push(InFlight { reply, since });
             }
@@ -134,6 +145,8 @@ where
             }
             let signals = this.mailbox.signals();
             if signals & signal::STOP != 0 {
+                // Once an order: an actor may refuse in `stopping`, as with actix.
+                this.mailbox.obeyed(signal::STOP);
                 ctx.stop();
                 return Poll::Pending;
             }
@@ -146,23 +159,23 @@ where
             {
                 letter
             } else if this.pending() >= this.in_flight {
-                this.mailbox.park();
-                if this.mailbox.signals() & (signal::CONTROL | signal::STOP) != 0 {
-                    continue; // it came before the mailbox knew that the actor sleeps
-                }
                 return Poll::Pending;
             } else if let Some(letter) = this.batch.pop_front() {
                 this.mailbox.took_one();
                 letter
-            } else if this.mailbox.refill(&mut this.batch) {
+            } else if !this.mailbox.is_parked() {
+                this.mailbox.refill(&mut this.batch);
                 continue;
-            } else if signals & signal::DRAIN != 0 && this.pending() == 0 && this.mailbox.is_empty() {
-                let Some(hook) = this.drain.take() else {
-                    ctx.stop();
-                    return Poll::Pending;
-                };
+            } else if signals & signal::DRAIN == 0 || this.pending() > 0 || this.drained {
+                return Poll::Pending;
+            } else if !this.mailbox.is_empty() {
+                this.mailbox.refill(&mut this.batch);
+                continue;
+            } else if let Some(hook) = this.hook.take() {
                 hook()
             } else {
+                this.drained = true;
+                ctx.stop();
                 return Poll::Pending;
             };
             this.turn.budget.set(this.turn.budget.get() - 1);

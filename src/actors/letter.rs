@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use actix::{Actor, Handler, Message, dev::MessageResponse};
+use actix::{Actor, Handler, Message, MessageResult, dev::MessageResponse};
 use tokio::sync::oneshot;
 
 use super::{
@@ -102,33 +102,69 @@ where
         if reply.as_ref().is_some_and(oneshot::Sender::is_closed) {
             return Opened::Skipped;
         }
-        // The handler answers into a channel of ours, also when nobody asked: so it is known whether it is done, a
-        // drain waits for it, and a panic's text reaches the sender.
-        let (tx, mut rx) = oneshot::channel();
-        match catch_unwind(AssertUnwindSafe(|| actor.handle(message, ctx).handle(ctx, Some(tx)))) {
-            Ok(()) => match rx.try_recv() {
-                Ok(result) => {
-                    answer(reply, Ok(result));
-                    Opened::Done
-                }
-                Err(oneshot::error::TryRecvError::Empty) => {
-                    Opened::Pending(Box::pin(Pending::<M> { rx, reply, name: Arc::clone(&about.name) }))
-                }
-                Err(oneshot::error::TryRecvError::Closed) => {
-                    answer(reply, Err(ActorError::NoReply { actor: Arc::clone(&about.name) }));
-                    Opened::Done
-                }
-            },
+        let handled = catch_unwind(AssertUnwindSafe(|| {
+            let response = actor.handle(message, ctx);
+            let response = match at_once::<A, M>(response) {
+                Ok(result) => return Handled::Now(result),
+                Err(response) => response,
+            };
+            // The handler answers into a channel of ours, also when nobody asked: so it is known whether it is
+            // done, a drain waits for it, and a panic's text reaches the sender.
+            let (tx, mut rx) = oneshot::channel();
+            response.handle(ctx, Some(tx));
+            match rx.try_recv() {
+                Ok(result) => Handled::Now(result),
+                Err(oneshot::error::TryRecvError::Empty) => Handled::Later(rx),
+                Err(oneshot::error::TryRecvError::Closed) => Handled::Never,
+            }
+        }));
+        match handled {
+            Ok(Handled::Now(result)) => answer(reply, Ok(result)),
+            Ok(Handled::Later(rx)) => {
+                return Opened::Pending(Box::pin(Pending::<M> { rx, reply, name: Arc::clone(&about.name) }));
+            }
+            Ok(Handled::Never) => answer(reply, Err(ActorError::NoReply { actor: Arc::clone(&about.name) })),
             Err(payload) => {
                 let text = panic_text(&*payload);
                 answer(reply, Err(ActorError::Panicked { actor: Arc::clone(&about.name), text }));
-                Opened::Panicked(payload)
+                return Opened::Panicked(payload);
             }
         }
+        Opened::Done
     }
 
     fn refuse(self: Box<Self>, why: ActorError) {
         answer(self.reply, Err(why));
+    }
+}
+
+enum Handled<R> {
+    Now(R),
+    Later(oneshot::Receiver<R>),
+    Never,
+}
+
+/// The answer itself when the handler returned it, as most do, rather than a future or a wrapper of actix's. Saves
+/// a channel for each message; the comparison of types is made when this is compiled.
+fn at_once<A, M>(response: A::Result) -> Result<M::Result, A::Result>
+where
+    A: Actor + Handler<M>,
+    M: Message + 'static,
+{
+    let mut response = Some(response);
+    if let Some(same) = (&mut response as &mut dyn Any).downcast_mut::<Option<M::Result>>()
+        && let Some(result) = same.take()
+    {
+        return Ok(result);
+    }
+    if let Some(wrapped) = (&mut response as &mut dyn Any).downcast_mut::<Option<MessageResult<M>>>()
+        && let Some(MessageResult(result)) = wrapped.take()
+    {
+        return Ok(result);
+    }
+    match response {
+        Some(response) => Err(response),
+        None => unreachable!("both branches that take the response return it"),
     }
 }
 

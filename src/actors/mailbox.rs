@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -72,6 +72,10 @@ pub(crate) struct Mailbox<A: Actor> {
     signals: AtomicU8,
     /// Messages that the actor has taken out and not handled yet; they still count against the bound.
     taken: AtomicUsize,
+    /// The actor took all there was; the next push wakes it. Only set under the lock.
+    parked: AtomicBool,
+    /// Messages handled so far; the actor's task is the only writer.
+    handled: AtomicU64,
     /// Wakes the actor's task. Set once, when the task first runs.
     waker: OnceLock<Waker>,
 }
@@ -84,8 +88,6 @@ struct State<A: Actor> {
     next_ticket: u64,
     /// Places promised to senders that were woken and have not posted yet.
     granted: usize,
-    /// The actor found nothing to do; the next push wakes it.
-    parked: bool,
     phase: Phase,
     /// Those who wait for the end, by ticket.
     mourners: Vec<(u64, Waker)>,
@@ -106,7 +108,6 @@ impl<A: Actor> Mailbox<A> {
             waiters: VecDeque::new(),
             next_ticket: 0,
             granted: 0,
-            parked: false,
             phase: Phase::Open,
             mourners: Vec::new(),
         };
@@ -115,6 +116,8 @@ impl<A: Actor> Mailbox<A> {
             state: Mutex::new(state),
             signals: AtomicU8::new(0),
             taken: AtomicUsize::new(0),
+            parked: AtomicBool::new(false),
+            handled: AtomicU64::new(0),
             waker: OnceLock::new(),
         }
     }
@@ -167,7 +170,8 @@ impl<A: Actor> Mailbox<A> {
                 self.signals.fetch_or(signal::CONTROL, Ordering::Relaxed);
             }
         }
-        let wake = std::mem::take(&mut state.parked);
+        // An actor that waits for answers takes no normal messages, but it does take control messages.
+        let wake = self.unpark() || lane == Lane::Control;
         drop(state);
         if wake {
             self.wake();
@@ -196,6 +200,11 @@ impl<A: Actor> Mailbox<A> {
         self.signals.load(Ordering::Relaxed)
     }
 
+    /// The order has been carried out.
+    pub(crate) fn obeyed(&self, order: u8) {
+        self.signals.fetch_and(!order, Ordering::Relaxed);
+    }
+
     /// The next control message.
     pub(crate) fn pop_control(&self) -> Option<Box<dyn Envelope<A>>> {
         let mut state = self.lock();
@@ -206,47 +215,50 @@ impl<A: Actor> Mailbox<A> {
         letter
     }
 
-    /// Moves the next messages of the normal lane into `batch`, which is empty. When there is none, the next push
-    /// will wake the actor, and the answer is `false`.
-    pub(crate) fn refill(&self, batch: &mut VecDeque<Box<dyn Envelope<A>>>) -> bool {
+    /// Moves the next messages of the normal lane into `batch`, which is empty. When these were all, the next push
+    /// wakes the actor, so that it need not look again before it sleeps.
+    pub(crate) fn refill(&self, batch: &mut VecDeque<Box<dyn Envelope<A>>>) {
         let mut state = self.lock();
-        if state.normal.is_empty() {
-            state.parked = true;
-            // A control message or an order may have come since the caller looked.
-            if self.signals() & (signal::CONTROL | signal::STOP) != 0 {
-                state.parked = false;
-                return true;
-            }
-            let woken = state.grant(self.about.capacity, self.taken.load(Ordering::Relaxed));
-            drop(state);
-            woken.into_iter().for_each(Waker::wake);
-            return false;
-        }
-        if state.normal.len() <= BATCH {
+        if state.normal.len() > BATCH {
+            batch.extend(state.normal.drain(..BATCH));
+        } else {
             std::mem::swap(&mut state.normal, batch);
             // A flood's memory is given back once it is over.
             if state.normal.capacity() > 2 * BATCH {
                 state.normal = VecDeque::new();
             }
-        } else {
-            batch.extend(state.normal.drain(..BATCH));
+            self.parked.store(true, Ordering::Relaxed);
         }
         self.taken.store(batch.len(), Ordering::Relaxed);
         let woken = state.grant(self.about.capacity, batch.len());
         drop(state);
         woken.into_iter().for_each(Waker::wake);
-        true
     }
 
-    /// The actor must not take another normal message yet; the next push, of a control message above all, wakes it.
-    pub(crate) fn park(&self) {
-        self.lock().parked = true;
+    /// Nothing was pushed since the last [`refill`](Self::refill) that took all there was.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked.load(Ordering::Relaxed)
+    }
+
+    /// `true` when the actor must be woken.
+    fn unpark(&self) -> bool {
+        let parked = self.parked.load(Ordering::Relaxed);
+        if parked {
+            self.parked.store(false, Ordering::Relaxed); // under the lock: no other writer
+        }
+        parked
     }
 
     /// One message of the batch is being handled.
     pub(crate) fn took_one(&self) {
         let left = self.taken.load(Ordering::Relaxed).saturating_sub(1);
         self.taken.store(left, Ordering::Relaxed); // the actor's task is the only writer
+    }
+
+    /// One message was handled.
+    pub(crate) fn handled_one(&self) {
+        let before = self.handled.load(Ordering::Relaxed);
+        self.handled.store(before + 1, Ordering::Relaxed); // the actor's task is the only writer
     }
 
     /// Puts back, at the front and in order, what an incarnation took and did not handle.
@@ -311,6 +323,8 @@ pub(crate) trait AnyMailbox: std::any::Any + Send + Sync {
     fn about(&self) -> &About;
     /// Messages of both lanes that are not handled yet.
     fn depth(&self) -> usize;
+    /// Messages handled so far.
+    fn handled(&self) -> u64;
     fn is_open(&self) -> bool;
     /// Gives an order; see [`signal`].
     fn order(&self, order: u8);
@@ -334,6 +348,10 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
         state.normal.len() + state.control.len() + self.taken.load(Ordering::Relaxed)
     }
 
+    fn handled(&self) -> u64 {
+        self.handled.load(Ordering::Relaxed)
+    }
+
     fn is_open(&self) -> bool {
         matches!(self.lock().phase, Phase::Open)
     }
@@ -341,7 +359,7 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
     fn order(&self, order: u8) {
         let mut state = self.lock();
         self.signals.fetch_or(order, Ordering::Relaxed);
-        state.parked = false;
+        self.unpark();
         let mut woken = VecDeque::new();
         if order & signal::DRAIN != 0 && matches!(state.phase, Phase::Open) {
             state.phase = Phase::Draining;

@@ -40,6 +40,7 @@ const BOUNDS: [u64; 13] = {
 /// The counters of one label.
 #[derive(Default)]
 pub(crate) struct LabelMetrics {
+    /// Of actors that have ended; the others count their own.
     messages: AtomicU64,
     panics: AtomicU64,
     restarts: AtomicU64,
@@ -50,8 +51,9 @@ pub(crate) struct LabelMetrics {
 }
 
 impl LabelMetrics {
-    pub(crate) fn handled(&self) {
-        self.messages.fetch_add(1, Relaxed);
+    /// An actor has ended that handled so many messages.
+    pub(crate) fn handled(&self, messages: u64) {
+        self.messages.fetch_add(messages, Relaxed);
     }
 
     pub(crate) fn panicked(&self) {
@@ -76,6 +78,13 @@ impl LabelMetrics {
         self.buckets[bucket].fetch_add(1, Relaxed);
         self.nanos.fetch_add(nanos, Relaxed);
     }
+}
+
+/// What the actors of one label add up to while they live.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) waiting: u64,
+    pub(crate) handled: u64,
 }
 
 /// The registry that the system owns, and the labels in it.
@@ -139,8 +148,17 @@ impl Collector for ActorCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let labels: Vec<_> =
             lock(&self.labels).iter().map(|(name, of)| (Arc::clone(name), Arc::clone(of))).collect();
-        let counters: [(&str, &str, Count); 5] = [
-            ("actor_messages", "Messages handled", |m| &m.messages),
+        let Some(core) = self.core.upgrade() else { return Ok(()) };
+        let (actors, alive) = core.tally();
+        let of = |metrics: &Arc<LabelMetrics>| alive.get(&Arc::as_ptr(metrics)).copied().unwrap_or_default();
+
+        let mut metric =
+            encoder.encode_descriptor("actor_messages", "Messages handled", None, MetricType::Counter)?;
+        for (label, metrics) in &labels {
+            let value = metrics.messages.load(Relaxed) + of(metrics).handled;
+            ConstCounter::new(value).encode(metric.encode_family(&[("actor", label.as_ref())])?)?;
+        }
+        let counters: [(&str, &str, Count); 4] = [
             ("actor_panics", "Panics caught", |m| &m.panics),
             ("actor_restarts", "Restarts after a panic", |m| &m.restarts),
             ("actor_expired", "Messages not handled: late, or nobody waited any more", |m| &m.expired),
@@ -171,8 +189,6 @@ impl Collector for ActorCollector {
                 .encode_family(&[("actor", label.as_ref())])?
                 .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
-        let Some(core) = self.core.upgrade() else { return Ok(()) };
-        let (actors, depths) = core.depths();
         let mut metric = encoder.encode_descriptor(
             "actor_mailbox_depth",
             "Messages that wait, over all actors of the label",
@@ -180,8 +196,8 @@ impl Collector for ActorCollector {
             MetricType::Gauge,
         )?;
         for (label, metrics) in &labels {
-            let depth = depths.get(&Arc::as_ptr(metrics)).copied().unwrap_or(0);
-            ConstGauge::new(depth).encode(metric.encode_family(&[("actor", label.as_ref())])?)?;
+            ConstGauge::new(of(metrics).waiting)
+                .encode(metric.encode_family(&[("actor", label.as_ref())])?)?;
         }
         let metric = encoder.encode_descriptor("actors", "Actors alive", None, MetricType::Gauge)?;
         ConstGauge::new(actors).encode(metric)
@@ -196,7 +212,7 @@ mod tests {
     fn labels_are_bounded() {
         let metrics = Metrics::new();
         for each in 0..2 * MAX_LABELS {
-            metrics.label(&each.to_string()).handled();
+            metrics.label(&each.to_string()).handled(1);
         }
         assert!(lock(&metrics.labels).len() <= MAX_LABELS + 1);
         let other = metrics.label("one more");

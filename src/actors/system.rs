@@ -21,7 +21,7 @@ use super::{
     clock::{Clock, Manual},
     error::ActorError,
     mailbox::{About, AnyMailbox, Mailbox},
-    metrics::{LabelMetrics, Metrics},
+    metrics::{LabelMetrics, Metrics, Tally},
     shutdown::ShutdownReport,
     spec::{Place, Spec, Stage},
     supervisor::{Exit, Life, Orders},
@@ -515,17 +515,22 @@ impl Core {
                 restarts: *restarts,
             });
         }
-        self.actors.write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&about.name);
+        let mut actors = self.actors.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        about.metrics.handled(mailbox.handled());
+        actors.remove(&about.name);
     }
 
-    /// How many actors there are, and how many messages wait for those of each label.
-    pub(crate) fn depths(&self) -> (u64, BTreeMap<*const LabelMetrics, u64>) {
-        let actors = self.actors_of(None);
-        let mut depths = BTreeMap::new();
-        for mailbox in &actors {
-            *depths.entry(Arc::as_ptr(&mailbox.about().metrics)).or_default() += mailbox.depth() as u64;
+    /// How many actors there are, and what those of each label add up to. Under the lock that `ended` takes, so that
+    /// an actor that ends meanwhile is counted once.
+    pub(crate) fn tally(&self) -> (u64, BTreeMap<*const LabelMetrics, Tally>) {
+        let actors = self.read();
+        let mut tallies = BTreeMap::<_, Tally>::new();
+        for mailbox in actors.values() {
+            let tally = tallies.entry(Arc::as_ptr(&mailbox.about().metrics)).or_default();
+            tally.waiting += mailbox.depth() as u64;
+            tally.handled += mailbox.handled();
         }
-        (actors.len() as u64, depths)
+        (actors.len() as u64, tallies)
     }
 }
 
