@@ -215,8 +215,8 @@ impl<A: Actor> Mailbox<A> {
         letter
     }
 
-    /// Moves the next messages of the normal lane into `batch`, which is empty. When these were all, the next push
-    /// wakes the actor, so that it need not look again before it sleeps.
+    /// Moves the next messages of the normal lane into `batch`, which is empty, and promises the room that is left to
+    /// those who wait for it. When nothing more can come of looking again, the next push wakes the actor.
     pub(crate) fn refill(&self, batch: &mut VecDeque<Box<dyn Envelope<A>>>) {
         let mut state = self.lock();
         if state.normal.len() > BATCH {
@@ -227,15 +227,18 @@ impl<A: Actor> Mailbox<A> {
             if state.normal.capacity() > 2 * BATCH {
                 state.normal = VecDeque::new();
             }
-            self.parked.store(true, Ordering::Relaxed);
         }
         self.taken.store(batch.len(), Ordering::Relaxed);
         let woken = state.grant(self.about.capacity, batch.len());
+        // With senders in line the actor looks again after this batch, whose room is theirs. With an empty batch all
+        // room is promised, and whoever was promised it will push, or pass it on.
+        let parked = state.normal.is_empty() && (state.waiters.is_empty() || batch.is_empty());
+        self.parked.store(parked, Ordering::Relaxed);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Nothing was pushed since the last [`refill`](Self::refill) that took all there was.
+    /// Another [`refill`](Self::refill) would find nothing.
     pub(crate) fn is_parked(&self) -> bool {
         self.parked.load(Ordering::Relaxed)
     }
@@ -401,6 +404,12 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
         turn.ticket = Some(state.next_ticket);
         let ticket = state.next_ticket;
         state.waiters.push_back((ticket, cx.waker().clone()));
+        // The actor may have freed the room while we looked: it looks again when it knows that somebody waits.
+        let wake = self.unpark();
+        drop(state);
+        if wake {
+            self.wake();
+        }
         Poll::Pending
     }
 

@@ -118,7 +118,8 @@ impl Core {
     async fn drain_blocking(&self, deadline: Instant) -> usize {
         self.blocking.close(false);
         let emptied = timeout_at(deadline, self.blocking.emptied()).await;
+        let left = if emptied.is_ok() { 0 } else { self.blocking.load().0 };
         self.blocking.close(true);
-        if emptied.is_ok() { 0 } else { self.blocking.load().0 }
+        left
     }
 }

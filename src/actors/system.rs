@@ -252,6 +252,7 @@ impl ActorSystem {
             if actors.contains_key(&name) {
                 return Err(ActorError::NameTaken { name });
             }
+            core.lock_failed().retain(|each| each.actor != name);
             actors.insert(name, Arc::clone(&mailbox) as Arc<dyn AnyMailbox>);
             core.loads[arbiter].fetch_add(1, Ordering::Relaxed);
         }

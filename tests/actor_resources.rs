@@ -1,4 +1,4 @@
-//! A flooded mailbox, alone in its process: memory is measured.
+//! Memory and threads, alone in their process and one test after the other: both are measured.
 
 use std::{
     sync::{
@@ -13,8 +13,29 @@ use skalds::actors::{ActorError, ActorSystem, Spec};
 
 const LONG: Duration = Duration::from_secs(20);
 
+/// One test at a time.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+#[tokio::test]
+async fn all_threads_end_after_a_shutdown_and_after_a_drop() {
+    let _alone = ALONE.lock().await;
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let before = threads();
+    let system = ActorSystem::builder().arbiters(3).start().unwrap();
+    assert_eq!(threads(), before + 4, "three arbiters and the system's own");
+    system.run_blocking(|| ()).await.unwrap();
+    assert!(system.shutdown(LONG).await.is_clean());
+    until("the end of all threads", || threads() == before).await;
+
+    let system = ActorSystem::builder().arbiters(3).start().unwrap();
+    system.run_blocking(|| ()).await.unwrap();
+    drop(system);
+    until("the end of all threads", || threads() == before).await;
+}
+
 #[tokio::test]
 async fn a_flood_keeps_memory_flat_and_a_control_message_overtakes_it() {
+    let _alone = ALONE.lock().await;
     let system = ActorSystem::builder().arbiters(1).start().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&order);
