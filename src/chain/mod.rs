@@ -10,6 +10,7 @@ pub mod glob;
 pub mod hop;
 pub mod job;
 pub mod message;
+pub mod plan;
 pub mod request;
 pub mod run;
 pub mod slots;

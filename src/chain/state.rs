@@ -26,7 +26,7 @@ pub struct HopId {
 }
 
 /// A node as the plan knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Encode, Decode)]
 pub struct PlanNode {
     /// Its id.
     pub id: NodeId,
