@@ -1,4 +1,4 @@
-//! Memory and threads, alone in their process and one test after the other: both are measured.
+//! Memory and threads, alone in their process: both are measured.
 
 use std::{
     sync::{
@@ -13,12 +13,14 @@ use skalds::actors::{ActorError, ActorSystem, Spec};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// One test at a time.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
+/// One after the other.
 #[tokio::test]
+async fn memory_and_threads() {
+    all_threads_end_after_a_shutdown_and_after_a_drop().await;
+    a_flood_keeps_memory_flat_and_a_control_message_overtakes_it().await;
+}
+
 async fn all_threads_end_after_a_shutdown_and_after_a_drop() {
-    let _alone = ALONE.lock().await;
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
     let system = ActorSystem::builder().arbiters(3).start().unwrap();
@@ -33,9 +35,7 @@ async fn all_threads_end_after_a_shutdown_and_after_a_drop() {
     until("the end of all threads", || threads() == before).await;
 }
 
-#[tokio::test]
 async fn a_flood_keeps_memory_flat_and_a_control_message_overtakes_it() {
-    let _alone = ALONE.lock().await;
     let system = ActorSystem::builder().arbiters(1).start().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&order);

@@ -386,7 +386,7 @@ impl Actor for Fragile {
             "spawned" => {
                 ctx.spawn(async { panic!("in spawned") }.into_actor(self));
             }
-            "address" => ctx.address().do_send(Burst("in address")),
+            "address" => ctx.address().try_send(Burst("in address")).expect("a new mailbox has room"),
             _ => {}
         }
     }
