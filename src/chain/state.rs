@@ -190,6 +190,12 @@ impl JobState {
         ledger
     }
 
+    /// How many units are done: slots in the ledger, or the sequence's.
+    pub fn units_done(&self) -> u64 {
+        let slots: u64 = self.parts.iter().map(|part| u64::from(part.slots.len())).sum();
+        slots + self.sequence.done
+    }
+
     /// The slots of the due hop that are still to be done.
     pub fn due_slots(&self) -> SlotSet {
         let mut slots =
