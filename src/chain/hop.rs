@@ -358,8 +358,9 @@ impl HopMachine {
     }
 
     /// Hops that wait for their node, and hops under way.
-    pub fn load(&self) -> (usize, usize) {
-        self.queue.load()
+    pub fn load(&self) -> (u32, u32) {
+        let (waiting, running) = self.queue.load();
+        (waiting.try_into().unwrap_or(u32::MAX), running.try_into().unwrap_or(u32::MAX))
     }
 
     /// Hops that this agent must not lose: waiting, under way, or not acknowledged by the next one.

@@ -13,6 +13,8 @@ pub mod message;
 pub mod plan;
 pub mod request;
 pub mod run;
+#[cfg(test)]
+mod sim;
 pub mod slots;
 pub mod state;
 pub mod value;
