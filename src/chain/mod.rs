@@ -11,6 +11,7 @@ pub mod hop;
 pub mod job;
 pub mod message;
 pub mod plan;
+pub mod report;
 pub mod request;
 pub mod run;
 #[cfg(test)]
