@@ -25,15 +25,21 @@ pub(super) struct Mortal {
 
 /// Mortals by the time at which to look at them next.
 ///
-/// Each mortal is filed at most once. One whose life is prolonged stays where it is: when its bucket comes up it is
-/// filed again at its real end. So a heartbeat that is written every second costs the index nothing most times.
+/// One whose life is prolonged stays where it is: when its bucket comes up it is filed again at its real end. So a
+/// heartbeat that is written every second costs the index nothing most times. One that is removed, or filed earlier,
+/// leaves a stale note behind, which is recognised when it comes up; when stale notes are many they are thrown out.
 #[derive(Debug, Default)]
 pub(super) struct Expiry {
-    buckets: BTreeMap<Bucket, HashSet<Mortal>>,
+    buckets: BTreeMap<Bucket, Vec<Mortal>>,
     /// A bucket that has come up and is looked through bit by bit.
     due: Vec<Mortal>,
     due_bucket: Bucket,
+    notes: usize,
+    stale: usize,
 }
+
+/// Stale notes are suffered until there are so many, and more than the others.
+const MAX_STALE: usize = 1_024;
 
 impl Expiry {
     /// The first bucket that comes up when everything in it is over.
@@ -42,23 +48,19 @@ impl Expiry {
     }
 
     pub(super) fn file(&mut self, bucket: Bucket, mortal: Mortal) {
-        self.buckets.entry(bucket).or_default().insert(mortal);
+        self.buckets.entry(bucket).or_default().push(mortal);
+        self.notes += 1;
     }
 
-    pub(super) fn remove(&mut self, bucket: Bucket, mortal: &Mortal) {
-        if bucket == UNFILED {
-            return;
-        }
-        if let Some(mortals) = self.buckets.get_mut(&bucket) {
-            mortals.remove(mortal);
-            if mortals.is_empty() {
-                self.buckets.remove(&bucket);
-            }
+    /// What was filed there is there no more, or was filed elsewhere.
+    pub(super) fn forget(&mut self, bucket: Bucket) {
+        if bucket != UNFILED {
+            self.stale += 1;
         }
     }
 
-    /// The next mortal to look at, with the bucket it was filed in: it is to be removed, or filed again, or was
-    /// meanwhile filed elsewhere.
+    /// The next mortal to look at, with the bucket it was filed in. Either it is to be removed, or filed again, or the
+    /// note was [`Expiry::stale_note`].
     pub(super) fn next_due(&mut self, now: Moment) -> Option<(Bucket, Mortal)> {
         while self.due.is_empty() {
             let first = self.buckets.first_entry()?;
@@ -66,14 +68,41 @@ impl Expiry {
                 return None;
             }
             self.due_bucket = *first.key();
-            self.due = first.remove().into_iter().collect();
+            self.due = first.remove();
         }
+        self.notes -= 1;
         self.due.pop().map(|mortal| (self.due_bucket, mortal))
     }
 
-    /// How many are filed.
+    pub(super) fn stale_note(&mut self) {
+        self.stale = self.stale.saturating_sub(1);
+    }
+
+    /// Throws stale notes out when there are too many. `is_filed` says where a mortal is filed now.
+    pub(super) fn tidy(&mut self, is_filed: impl Fn(&Mortal, Bucket) -> bool) {
+        if self.stale <= MAX_STALE || self.stale <= self.notes / 2 {
+            return;
+        }
+        let due_bucket = self.due_bucket;
+        self.due.retain(|mortal| is_filed(mortal, due_bucket));
+        self.notes = self.due.len();
+        for (bucket, mortals) in &mut self.buckets {
+            // One that was removed and filed there again would be in it twice.
+            let unique: HashSet<Mortal> =
+                mortals.drain(..).filter(|mortal| is_filed(mortal, *bucket)).collect();
+            mortals.extend(unique);
+            mortals.shrink_to_fit();
+            self.notes += mortals.len();
+        }
+        self.buckets.retain(|_, mortals| !mortals.is_empty());
+        self.stale = 0;
+    }
+
+    /// How many notes there are, stale ones included.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.due.len() + self.buckets.values().map(HashSet::len).sum::<usize>()
+    pub(super) fn notes(&self) -> usize {
+        let counted = self.due.len() + self.buckets.values().map(Vec::len).sum::<usize>();
+        assert_eq!(counted, self.notes);
+        counted
     }
 }

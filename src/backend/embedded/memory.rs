@@ -44,9 +44,8 @@ impl Life {
         self.end = end;
         let bucket = Expiry::bucket(end);
         if bucket < self.filed {
-            let mortal = mortal();
-            expiry.remove(self.filed, &mortal);
-            expiry.file(bucket, mortal);
+            expiry.forget(self.filed);
+            expiry.file(bucket, mortal());
             self.filed = bucket;
         }
     }
@@ -145,18 +144,10 @@ impl Memory {
 
     fn sweep_one(&mut self, now: Moment) -> bool {
         let Some((bucket, mortal)) = self.expiry.next_due(now) else { return false };
-        let Some(entry) = self.entries.get_mut(&mortal.key) else { return true };
-        let life = match (&mortal.field, &mut entry.value) {
-            (None, _) => &mut entry.life,
-            (Some(name), Value::Hash(fields)) => match fields.get_mut(name) {
-                Some(field) => &mut field.life,
-                None => return true,
-            },
-            (Some(_), _) => return true,
-        };
-        if life.filed != bucket {
+        let Some(life) = life_of(&mut self.entries, &mortal).filter(|life| life.filed == bucket) else {
+            self.expiry.stale_note();
             return true;
-        }
+        };
         life.filed = UNFILED;
         if !life.over(now) {
             let end = life.end;
@@ -164,40 +155,44 @@ impl Memory {
             return true;
         }
         match mortal.field {
-            None => {
-                self.remove(&mortal.key);
-            }
-            Some(name) => {
-                self.remove_field(&mortal.key, &name);
-            }
+            None => self.remove(&mortal.key),
+            Some(name) => self.remove_field(&mortal.key, &name),
         }
-        true
     }
 
     fn remove(&mut self, key: &[u8]) -> bool {
-        let Some((key, entry)) = self.entries.remove_entry(key) else { return false };
-        self.size = self.size - entry.size(&key);
-        self.expiry.remove(entry.life.filed, &Mortal { key: key.clone(), field: None });
+        let Some(entry) = self.entries.remove(key) else { return false };
+        self.size = self.size - entry.size(key);
+        self.expiry.forget(entry.life.filed);
         if let Value::Hash(fields) = entry.value {
-            for (name, field) in fields {
-                self.expiry.remove(field.life.filed, &Mortal { key: key.clone(), field: Some(name) });
-            }
+            fields.values().for_each(|field| self.expiry.forget(field.life.filed));
         }
+        self.tidy();
         true
     }
 
     fn remove_field(&mut self, key: &[u8], name: &[u8]) -> bool {
         let Some(Entry { value: Value::Hash(fields), .. }) = self.entries.get_mut(key) else { return false };
-        let Some((name, field)) = fields.remove_entry(name) else { return false };
+        let Some(field) = fields.remove(name) else { return false };
         let empty = fields.is_empty();
-        self.size = self.size - Size::field(&name, &field.value);
-        if field.life.filed != UNFILED {
-            self.expiry.remove(field.life.filed, &Mortal { key: key.into(), field: Some(name) });
-        }
+        self.size = self.size - Size::field(name, &field.value);
+        self.expiry.forget(field.life.filed);
         if empty {
             self.remove(key);
         }
+        self.tidy();
         true
+    }
+
+    fn tidy(&mut self) {
+        let entries = &self.entries;
+        self.expiry.tidy(|mortal, bucket| match (entries.get(&mortal.key), &mortal.field) {
+            (Some(entry), None) => entry.life.filed == bucket,
+            (Some(Entry { value: Value::Hash(fields), .. }), Some(name)) => {
+                fields.get(name).is_some_and(|field| field.life.filed == bucket)
+            }
+            _ => false,
+        });
     }
 
     /// Looks a key up; one that is over is removed first.
@@ -436,6 +431,15 @@ impl Memory {
     }
 }
 
+fn life_of<'a>(entries: &'a mut HashMap<Arc<[u8]>, Entry>, mortal: &Mortal) -> Option<&'a mut Life> {
+    let entry = entries.get_mut(&mortal.key)?;
+    match (&mortal.field, &mut entry.value) {
+        (None, _) => Some(&mut entry.life),
+        (Some(name), Value::Hash(fields)) => Some(&mut fields.get_mut(name)?.life),
+        (Some(_), _) => None,
+    }
+}
+
 /// Redis' own words, with what was tried.
 fn wrong_type(action: &str) -> BackendError {
     BackendError::Refused {
@@ -487,7 +491,7 @@ mod tests {
                 _ => entry.life.end == NEVER,
             };
             assert!(memory.entries.values().all(immortal), "seed {seed}");
-            assert_eq!(memory.expiry.len(), 0, "seed {seed}");
+            assert_eq!(memory.expiry.notes(), 0, "seed {seed}");
         }
     }
 
@@ -496,13 +500,26 @@ mod tests {
         let mut memory = Memory::default();
         for now in (0..10_000).step_by(1_000) {
             memory.set_string(b"heartbeat", b"1", now + 8_000, now).unwrap();
-            assert_eq!(memory.expiry.len(), 1);
+            assert_eq!(memory.expiry.notes(), 1);
         }
         memory.set_string(b"heartbeat", b"1", 9_100, 9_050).unwrap();
-        assert_eq!(memory.expiry.len(), 1);
         assert!(memory.exists(b"heartbeat", 9_099));
-        memory.sweep(9_400, 1);
+        memory.sweep(9_400, usize::MAX);
         assert!(memory.entries.is_empty());
+    }
+
+    #[test]
+    fn notes_of_what_came_and_went_do_not_pile_up() {
+        let mut memory = Memory::default();
+        for n in 0..100_000u64 {
+            memory.set_string(b"lock", b"1", n + 3_600_000, n).unwrap();
+            assert!(memory.delete_key(b"lock", n));
+            memory.set_hash_field(b"h", &(n % 10).to_be_bytes(), b"1", n + 3_600_000, n).unwrap();
+            memory.delete_hash_field(b"h", &((n + 5) % 10).to_be_bytes(), n).unwrap();
+        }
+        assert!(memory.expiry.notes() < 10_000, "{}", memory.expiry.notes());
+        memory.sweep(10_000_000, usize::MAX);
+        assert_eq!((memory.expiry.notes(), memory.entries.len()), (0, 0));
     }
 
     #[test]
