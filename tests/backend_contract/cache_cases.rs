@@ -8,7 +8,7 @@ use skalds::backend::{BackendError, CacheWrite, ListEnd};
 use crate::cache::Bench;
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const SOON: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_secs(1);
 
 /// Key and field names may hold any byte.
 const ODD: [&[u8]; 10] = [

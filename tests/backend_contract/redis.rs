@@ -75,7 +75,7 @@ async fn a_server_that_hangs_is_given_up_in_time_and_found_again() {
     for _ in 0..4 {
         let begin = Instant::now();
         assert!(unavailable(cache.get_string(b"k").await));
-        assert!(begin.elapsed() < Duration::from_millis(1_500), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
     server.thaw();
     wait_until_async(DEADLINE, "an answer", || async {
@@ -230,13 +230,13 @@ async fn an_old_server_is_named_and_the_emulation_leaves_nothing_behind() {
     assert!(named.contains(&server.address()) && named.contains("Redis 7.0.15"), "{named}");
     assert!(missing.contains("HPEXPIRE") && hint.contains("Redis 7.4"), "{missing}: {hint}");
 
-    let soon = Some(Duration::from_millis(200));
+    let soon = Some(Duration::from_secs(1));
     cache.set_hash_field(b"h", b"a", b"1", soon).await.unwrap();
     cache.set_hash_field(b"h", b"b", b"1", soon).await.unwrap();
     assert_eq!(cache.keys(b"*", 10).await.unwrap(), [b"h"]);
     // Both keys end by themselves when all fields have, though nobody looks.
     let pttl: i64 = server.query(&["PTTL", "h"]);
-    assert!((1..=200).contains(&pttl), "{pttl}");
+    assert!((1..=1_000).contains(&pttl), "{pttl}");
     wait_until_async(DEADLINE, "the hash to end", || async { server.query::<i64>(&["EXISTS", "h"]) == 0 })
         .await;
     assert!(cache.delete_key(b"h").await.is_ok_and(|there| !there));
