@@ -358,6 +358,75 @@ async fn senders_wait_for_room_in_order_and_a_full_mailbox_is_no_dead_end() {
     system.shutdown(LONG).await;
 }
 
+/// Checks that each sender's messages come in order and counts them.
+struct Ledger(Arc<Mutex<Vec<Vec<u32>>>>);
+
+impl Actor for Ledger {
+    type Context = Context<Self>;
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Entry(usize, u32);
+
+impl Handler<Entry> for Ledger {
+    type Result = ();
+    fn handle(&mut self, Entry(sender, n): Entry, _: &mut Context<Self>) {
+        self.0.lock().unwrap()[sender].push(n);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_senders_on_many_threads_lose_nothing_and_none_waits_for_ever() {
+    const SENDERS: usize = 16;
+    const EACH: u32 = 2_000;
+    let system = system(2);
+    let log = Arc::new(Mutex::new(vec![Vec::new(); SENDERS]));
+    let kept = Arc::clone(&log);
+    let ledger = system.spawn(Spec::new("ledger", move || Ledger(Arc::clone(&kept))).mailbox(3)).unwrap();
+    let senders: Vec<_> = (0..SENDERS)
+        .map(|sender| {
+            let ledger = ledger.clone();
+            tokio::spawn(async move {
+                let mut rng = fastrand::Rng::with_seed(sender as u64);
+                let mut sent = Vec::new();
+                for n in 0..EACH {
+                    match rng.u8(0..4) {
+                        0 => {
+                            ledger.ask(Entry(sender, n)).await.unwrap();
+                            sent.push(n);
+                        }
+                        // Some lose patience, some before they have begun to wait.
+                        1 => {
+                            let mut tell = Box::pin(ledger.tell_wait(Entry(sender, n)));
+                            if let std::task::Poll::Ready(told) = futures_util::poll!(&mut tell) {
+                                told.unwrap();
+                                sent.push(n);
+                            } else if rng.bool() {
+                                tell.await.unwrap();
+                                sent.push(n);
+                            }
+                        }
+                        2 if ledger.tell(Entry(sender, n)).is_ok() => sent.push(n),
+                        2 => tokio::task::yield_now().await,
+                        _ => {
+                            ledger.tell_wait(Entry(sender, n)).await.unwrap();
+                            sent.push(n);
+                        }
+                    }
+                }
+                sent
+            })
+        })
+        .collect();
+    let mut sent = Vec::new();
+    for sender in senders {
+        sent.push(tokio::time::timeout(LONG, sender).await.expect("nobody waits for ever").unwrap());
+    }
+    assert!(system.shutdown(LONG).await.is_clean());
+    assert_eq!(*log.lock().unwrap(), sent);
+}
+
 #[tokio::test]
 async fn the_control_lane_is_bounded_too() {
     let system = system(1);

@@ -29,9 +29,9 @@ const BUDGET: u32 = 64;
 /// One message in so many is timed: two readings of the clock cost as much as a tenth of an ask.
 const TIMED: u32 = 16;
 
-/// What the feed shares with the actor's task.
+/// What the feed shares with the actor's task while one incarnation lives.
 #[derive(Default)]
-pub(crate) struct Turn {
+pub(crate) struct Incarnation {
     budget: Cell<u32>,
     /// The incarnation is over: nothing more is handled, whatever actix still polls.
     pub(crate) over: Cell<bool>,
@@ -39,16 +39,16 @@ pub(crate) struct Turn {
     pub(crate) panic: RefCell<Option<Arc<str>>>,
 }
 
-impl Turn {
+impl Incarnation {
     /// A new poll of the actor's task.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn polled(&self) {
         self.budget.set(BUDGET);
     }
 }
 
 pub(crate) struct Feed<A: Actor> {
     mailbox: Arc<Mailbox<A>>,
-    turn: Rc<Turn>,
+    incarnation: Rc<Incarnation>,
     batch: VecDeque<Box<dyn Envelope<A>>>,
     /// Handlers whose answer comes later. Made when the first one does.
     pending: Option<FuturesUnordered<InFlight>>,
@@ -64,13 +64,13 @@ pub(crate) struct Feed<A: Actor> {
 impl<A: Actor> Feed<A> {
     pub(crate) fn new(
         mailbox: Arc<Mailbox<A>>,
-        turn: Rc<Turn>,
+        incarnation: Rc<Incarnation>,
         in_flight: usize,
         hook: Option<DrainHook<A>>,
     ) -> Self {
         Feed {
             mailbox,
-            turn,
+            incarnation,
             batch: VecDeque::new(),
             pending: None,
             in_flight,
@@ -135,7 +135,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, actor: &mut A, ctx: &mut A::Context, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        if this.turn.over.get() {
+        if this.incarnation.over.get() {
             return Poll::Pending;
         }
         this.forward(cx);
@@ -150,7 +150,7 @@ where
                 ctx.stop();
                 return Poll::Pending;
             }
-            if this.turn.budget.get() == 0 {
+            if this.incarnation.budget.get() == 0 {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -178,7 +178,7 @@ where
                 ctx.stop();
                 return Poll::Pending;
             };
-            this.turn.budget.set(this.turn.budget.get() - 1);
+            this.incarnation.budget.set(this.incarnation.budget.get() - 1);
             if let Some(payload) = this.open(letter, actor, ctx) {
                 // Up to the actor's task, which ends this incarnation.
                 std::panic::resume_unwind(payload);
@@ -195,7 +195,7 @@ impl<A: Actor> Drop for Feed<A> {
         // The next incarnation handles what this one did not come to.
         self.mailbox.put_back(&mut self.batch);
         let actor = &self.mailbox.about().name;
-        let panic = self.turn.panic.borrow();
+        let panic = self.incarnation.panic.borrow();
         for mut late in self.pending.take().into_iter().flatten() {
             late.reply.as_mut().refuse(match &*panic {
                 Some(text) => ActorError::Panicked { actor: Arc::clone(actor), text: Arc::clone(text) },

@@ -16,7 +16,7 @@ use std::{
 use actix::Actor;
 
 use super::{
-    error::ActorError, letter::Envelope, metrics::LabelMetrics, spec::Stage, supervisor::Exit, system::Core,
+    error::ActorError, letter::Envelope, metrics::LabelMetrics, registry::Core, spec::Stage, supervisor::Exit,
 };
 
 /// The most senders that wait for room in one mailbox; the next one is told `Full`.
@@ -317,7 +317,7 @@ impl<A: Actor> State<A> {
 
 /// What a waiting sender has: a place in the line, or a promise.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct InLine {
     ticket: Option<u64>,
 }
 
@@ -332,9 +332,9 @@ pub(crate) trait AnyMailbox: std::any::Any + Send + Sync {
     /// Gives an order; see [`signal`].
     fn order(&self, order: u8);
     /// Waits in line until a place is promised; `Ready(Err)` when there will be none.
-    fn poll_turn(&self, turn: &mut Turn, cx: &mut Context<'_>) -> Poll<Result<(), Refusal>>;
+    fn poll_room(&self, place: &mut InLine, cx: &mut Context<'_>) -> Poll<Result<(), Refusal>>;
     /// Gives up a place in the line, or a promise.
-    fn leave(&self, turn: &mut Turn);
+    fn leave(&self, place: &mut InLine);
     /// Waits for the end; the ticket is the caller's place among those who do.
     fn poll_ended(&self, ticket: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Exit>;
     /// The caller waits no more.
@@ -373,7 +373,7 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
         self.wake();
     }
 
-    fn poll_turn(&self, turn: &mut Turn, cx: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+    fn poll_room(&self, place: &mut InLine, cx: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
         let mut state = self.lock();
         match &state.phase {
             Phase::Open => {}
@@ -382,7 +382,7 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
                 return Poll::Ready(Err(Refusal::Closed(exit.refusal(&self.about.name))));
             }
         }
-        if let Some(ticket) = turn.ticket {
+        if let Some(ticket) = place.ticket {
             match state.waiters.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
                 Ok(at) => {
                     state.waiters[at].1.clone_from(cx.waker());
@@ -394,14 +394,14 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
         }
         if state.waiters.is_empty() && state.depth(self.taken.load(Ordering::Relaxed)) < self.about.capacity {
             state.granted += 1;
-            turn.ticket = Some(u64::MAX);
+            place.ticket = Some(u64::MAX);
             return Poll::Ready(Ok(()));
         }
         if state.waiters.len() >= MAX_WAITERS {
             return Poll::Ready(Err(Refusal::Full));
         }
         state.next_ticket += 1;
-        turn.ticket = Some(state.next_ticket);
+        place.ticket = Some(state.next_ticket);
         let ticket = state.next_ticket;
         state.waiters.push_back((ticket, cx.waker().clone()));
         // The actor may have freed the room while we looked: it looks again when it knows that somebody waits.
@@ -413,8 +413,8 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
         Poll::Pending
     }
 
-    fn leave(&self, turn: &mut Turn) {
-        let Some(ticket) = turn.ticket.take() else { return };
+    fn leave(&self, place: &mut InLine) {
+        let Some(ticket) = place.ticket.take() else { return };
         let mut state = self.lock();
         match state.waiters.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
             Ok(at) => {

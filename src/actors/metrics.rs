@@ -20,7 +20,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::system::Core;
+use super::registry::Core;
 
 /// The most labels with counters of their own.
 pub(crate) const MAX_LABELS: usize = 256;

@@ -1,6 +1,7 @@
 //! Everything that is an actor, and the system that owns them.
 
 mod actor_ref;
+mod ask;
 mod blocking;
 mod clock;
 mod error;
@@ -14,6 +15,7 @@ mod notice;
 pub mod link;
 #[doc(hidden)]
 pub mod outbox;
+mod registry;
 mod shutdown;
 pub mod skald;
 mod spec;
@@ -24,7 +26,8 @@ pub mod test_kit;
 mod threads;
 pub mod worker;
 
-pub use actor_ref::{ActorRef, Ask, Ended, Recipient, TellWait};
+pub use actor_ref::{ActorRef, Ended, Recipient};
+pub use ask::{Ask, TellWait};
 pub use clock::{Clock, Interval, Sleep, Tick};
 pub use error::{ActorError, TellError};
 pub use notice::TaskChange;

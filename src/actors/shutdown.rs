@@ -7,9 +7,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     actor_ref::Ended,
     mailbox::{AnyMailbox, signal},
+    registry::Core,
     spec::Stage,
     supervisor::Exit,
-    system::Core,
 };
 
 /// How many names a report holds.
@@ -42,6 +42,15 @@ impl ShutdownReport {
     }
 }
 
+/// Ends the threads when the drain is over, also if it panicked: nobody may wait for ever.
+struct EndThreads(Arc<Core>);
+
+impl Drop for EndThreads {
+    fn drop(&mut self) {
+        self.0.stop.notify_one();
+    }
+}
+
 impl Core {
     pub(crate) fn draft_mut<R>(&self, change: impl FnOnce(&mut ShutdownReport) -> R) -> R {
         change(&mut self.draft.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
@@ -57,8 +66,8 @@ impl Core {
         let core = Arc::clone(self);
         self.home.spawn(async move {
             // The machine's clock, also in a test kit: a shutdown must not wait for a hand.
-            core.drain(Instant::now() + deadline).await;
-            core.stop.notify_one();
+            let end = EndThreads(core);
+            end.0.drain(Instant::now() + deadline).await;
         });
     }
 

@@ -161,15 +161,15 @@ impl<A: Actor<Context = Context<A>>> Spec<A> {
         }
     }
 
-    /// How many messages may wait (256 unless said otherwise; at least 1). Control messages do not count.
+    /// How many messages may wait (256 unless said otherwise; 1 to 16,777,216). Control messages do not count.
     pub fn mailbox(mut self, messages: usize) -> Self {
-        self.mailbox = messages.max(1);
+        self.mailbox = messages.clamp(1, 1 << 24);
         self
     }
 
-    /// How many messages may be handled at once when handlers return futures (256 unless said otherwise; at least 1).
+    /// How many messages may be handled at once when handlers return futures (256 unless said otherwise; 1 to 65,536).
     pub fn in_flight(mut self, messages: usize) -> Self {
-        self.in_flight = messages.max(1);
+        self.in_flight = messages.clamp(1, 1 << 16);
         self
     }
 

@@ -25,7 +25,7 @@ use super::{
     actor_ref::ActorRef,
     clock::Sleep,
     error::{ActorError, panic_text},
-    feed::{Feed, Turn},
+    feed::{Feed, Incarnation},
     letter::DrainHook,
     mailbox::{AnyMailbox, Mailbox, signal},
     spec::{Escalation, Factory, OnExit, Restart, Scope},
@@ -71,12 +71,23 @@ pub(crate) struct Orders<A: Actor<Context = actix::Context<A>>> {
     pub(crate) on_exit: Option<OnExit>,
 }
 
+impl<A: Actor<Context = actix::Context<A>>> Orders<A> {
+    pub(crate) fn tell_exit(&mut self, actor: &str, exit: &Exit) {
+        if let Some(told) = self.on_exit.take()
+            && let Err(payload) = catch_unwind(AssertUnwindSafe(|| told(exit)))
+        {
+            tracing::error!(actor, panic = %panic_text(&*payload), "on_exit panicked");
+        }
+    }
+}
+
 /// The task of one actor.
 pub(crate) struct Life<A: Actor<Context = actix::Context<A>>> {
     mailbox: Arc<Mailbox<A>>,
     orders: Orders<A>,
-    turn: Rc<Turn>,
+    current: Rc<Incarnation>,
     now: Now<A>,
+    /// How many incarnations there were before this one.
     incarnation: u64,
     last_panic: Option<Arc<str>>,
     /// When it was restarted within the last `within`, oldest first; at most `max`.
@@ -96,7 +107,7 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
         Life {
             mailbox,
             orders,
-            turn: Rc::default(),
+            current: Rc::default(),
             now: Now::Birth,
             incarnation: 0,
             last_panic: None,
@@ -116,11 +127,11 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
         let factory = &self.orders.factory;
         let actor =
             catch_unwind(AssertUnwindSafe(|| factory(scope))).map_err(|payload| panic_text(&*payload))?;
-        self.turn = Rc::default();
+        self.current = Rc::default();
         let mut ctx = actix::Context::new();
         ctx.spawn(Feed::new(
             Arc::clone(&self.mailbox),
-            Rc::clone(&self.turn),
+            Rc::clone(&self.current),
             self.orders.in_flight,
             self.orders.drain,
         ));
@@ -161,17 +172,13 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
 
     fn end(&mut self, exit: Exit) {
         self.now = Now::Over;
-        self.turn.over.set(true);
+        self.current.over.set(true);
         let about = self.mailbox.about();
         let core = &about.core;
         // First the registry, so that who sees the end can use the name again.
         core.ended(self.mailbox.as_ref(), &exit);
         self.mailbox.end(&exit);
-        if let Some(told) = self.orders.on_exit.take()
-            && let Err(payload) = catch_unwind(AssertUnwindSafe(|| told(&exit)))
-        {
-            tracing::error!(actor = %about.name, panic = %panic_text(&*payload), "on_exit panicked");
-        }
+        self.orders.tell_exit(&about.name, &exit);
         if let Exit::Failed { text, restarts } = &exit {
             tracing::error!(actor = %about.name, restarts, panic = %text, "actor given up");
             core.publish(|| SystemEvent::Escalated {
@@ -187,7 +194,7 @@ impl<A: Actor<Context = actix::Context<A>>> Life<A> {
 
     /// Lets go of the incarnation; a user's `Drop` or `stopped` may panic too.
     fn drop_incarnation(&mut self) {
-        self.turn.over.set(true);
+        self.current.over.set(true);
         let now = std::mem::replace(&mut self.now, Now::Over);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(now))) {
             let about = self.mailbox.about();
@@ -216,7 +223,7 @@ impl<A: Actor<Context = actix::Context<A>>> Future for Life<A> {
                     Err(text) => this.panicked(text),
                 },
                 Now::Running(running) => {
-                    this.turn.begin();
+                    this.current.polled();
                     match catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *running).poll(cx))) {
                         Ok(Poll::Pending) => return Poll::Pending,
                         Ok(Poll::Ready(())) => {
@@ -225,7 +232,7 @@ impl<A: Actor<Context = actix::Context<A>>> Future for Life<A> {
                         }
                         Err(payload) => {
                             let text = panic_text(&*payload);
-                            *this.turn.panic.borrow_mut() = Some(Arc::clone(&text));
+                            *this.current.panic.borrow_mut() = Some(Arc::clone(&text));
                             running.ctx().terminate();
                             this.drop_incarnation();
                             this.panicked(text);

@@ -6,7 +6,7 @@ use actix_rt::{Arbiter, ArbiterHandle, System};
 use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
-use super::{error::ActorError, system::Core};
+use super::{error::ActorError, registry::Core};
 
 /// Called by an arbiter whenever it has nothing to do.
 pub(crate) type OnIdle = Arc<dyn Fn() + Send + Sync>;
