@@ -105,13 +105,15 @@ mod blocking;
 mod clock;
 mod error;
 mod feed;
+// Public for `benches/hop.rs` alone, and no promise to anybody else; so are `link` and `outbox`.
+#[doc(hidden)]
+pub mod hop_outbox;
 mod letter;
+#[doc(hidden)]
+pub mod link;
 mod mailbox;
 mod metrics;
 mod notice;
-// Public for `benches/hop.rs` alone, and no promise to anybody else.
-#[doc(hidden)]
-pub mod link;
 #[doc(hidden)]
 pub mod outbox;
 mod registry;

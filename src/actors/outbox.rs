@@ -218,11 +218,12 @@ impl Outbox {
         inner.shared.queue(None, |batch| batch.put(key, kind, body))
     }
 
-    /// Removes a key; durable as with [`Outbox::put_lazily`].
+    /// Removes a key; durable as with [`Outbox::put_lazily`]. Never refused for want of room: how many removals can
+    /// wait is bounded by how many keys there are.
     pub fn remove_lazily(&self, key: &[u8]) -> Result<(), OutboxError> {
         let Some(inner) = &self.inner else { return Ok(()) };
         inner.shared.check(key, &[])?;
-        inner.shared.queue(None, |batch| batch.remove(key))
+        inner.shared.queue_removal(key)
     }
 
     /// Returns when the queue is below its bounds.
@@ -280,6 +281,18 @@ impl Drop for Inner {
 pub struct Commit {
     /// `None`: nothing is kept.
     waiter: Option<oneshot::Receiver<Result<(), OutboxError>>>,
+}
+
+impl Commit {
+    /// The answer, if there is one already.
+    pub fn try_now(&mut self) -> Option<Result<(), OutboxError>> {
+        match self.waiter.as_mut().map(oneshot::Receiver::try_recv) {
+            None => Some(Ok(())),
+            Some(Ok(answer)) => Some(answer),
+            Some(Err(oneshot::error::TryRecvError::Empty)) => None,
+            Some(Err(oneshot::error::TryRecvError::Closed)) => Some(Err(OutboxError::Closed)),
+        }
+    }
 }
 
 impl Future for Commit {

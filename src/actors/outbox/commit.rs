@@ -86,12 +86,25 @@ impl Shared {
         waiter: Option<Waiter>,
         add: impl FnOnce(&mut Batch),
     ) -> Result<(), OutboxError> {
-        let mut state = self.lock();
+        let state = self.lock();
+        if state.end.is_none() && state.queue.exceeds(&self.options, 2) {
+            return Err(OutboxError::Full { records: state.queue.batch.len() });
+        }
+        self.add(state, waiter, add)
+    }
+
+    pub(super) fn queue_removal(&self, key: &[u8]) -> Result<(), OutboxError> {
+        self.add(self.lock(), None, |batch| batch.remove(key))
+    }
+
+    fn add(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        waiter: Option<Waiter>,
+        add: impl FnOnce(&mut Batch),
+    ) -> Result<(), OutboxError> {
         if let Some(end) = &state.end {
             return Err(end.clone());
-        }
-        if state.queue.exceeds(&self.options, 2) {
-            return Err(OutboxError::Full { records: state.queue.batch.len() });
         }
         add(&mut state.queue.batch);
         state.queue.since.get_or_insert_with(Instant::now);

@@ -1,0 +1,229 @@
+//! One durable hop against its floor.
+//!
+//! Two agents, each on a thread of its own like an arbiter, with what an agent has: the hand-off machine, an outbox
+//! on real files, links over loopback TCP. A coordinator hands job states over; each travels from one agent to the
+//! other and back along its route, and at every hop it is received, persisted, acknowledged, run (an empty step) and
+//! forwarded. What is measured is the time from one agent's receiving a state to the next one's.
+//!
+//! The floor is measured in the same run, in turn with the hops, with blocking calls and nothing else: the frame of
+//! the same state to a peer and back over TCP, then one write and `fdatasync` of the same record.
+//!
+//! `cargo bench --bench hop`; with a number of seconds behind `--` it measures that long at each step.
+
+#[path = "hop/agent.rs"]
+mod agent;
+#[path = "hop/coordinator.rs"]
+mod coordinator;
+#[path = "hop/floor.rs"]
+mod floor;
+
+use std::time::{Duration, Instant};
+
+use skalds::chain::frame;
+use skalds::chain::hop::Record;
+use skalds::chain::job::{Builtin, JobSpec, Target};
+use skalds::chain::message::{Hello, PROTOCOL, Role};
+use skalds::chain::slots::SlotSet;
+use skalds::chain::state::{Hop, HopReport, JobState, Part, PlanNode, Sequence, Tally};
+use skalds::chain::value::Value;
+use tokio_util::sync::CancellationToken;
+
+/// How many hops a chain has; then its state goes to the coordinator, and a new one sets out.
+const HOPS: u16 = 64;
+/// Every measurement is made this often, in turn with the floor.
+const ROUNDS: usize = 5;
+
+/// When a state arrived where.
+#[derive(Clone, Copy)]
+struct Arrival {
+    job: u64,
+    hop: u32,
+    at: Instant,
+}
+
+fn main() {
+    let seconds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(2.0);
+    let time = Duration::from_secs_f64(seconds);
+    let example = state(0, &["127.0.0.1:10001".into(), "127.0.0.1:10002".into()]);
+    let (mut sent, mut kept) = (Vec::new(), Vec::new());
+    let sizes = frame::encode_state(&example, &mut sent).expect("it can be encoded");
+    let held = Record::Held { hop: example.hop_id(), state: example.into() };
+    frame::encode_record(&held, &mut kept).expect("it can be encoded");
+    println!(
+        "a state of {} bytes, {} as it is sent, {} as it is kept; {ROUNDS} rounds of {seconds} s",
+        sizes.raw,
+        sent.len(),
+        kept.len()
+    );
+
+    let mut floors = Vec::new();
+    let mut alone = Vec::new();
+    for _ in 0..ROUNDS {
+        floors.push(floor::measure(&sent, &kept, time / 2));
+        alone.push(hops(1, time));
+    }
+    let mut together = Vec::new();
+    for _ in 0..ROUNDS {
+        together.push(hops(64, time));
+    }
+
+    let floor = |part: fn(&floor::Floor) -> &Vec<Duration>| {
+        let mut all: Vec<Duration> = floors.iter().flat_map(|floor| part(floor).iter().copied()).collect();
+        line(&mut all)
+    };
+    println!("                                    p50 µs     p99 µs");
+    println!("TCP there and back                {}", floor(|floor| &floor.ping_pong).1);
+    println!("write and fdatasync               {}", floor(|floor| &floor.sync).1);
+    let (base, text) = floor(|floor| &floor.both);
+    println!("the floor: both                   {text}");
+    let (one_way, text) = floor(|floor| &floor.one_way);
+    println!("(one way and both, blocking       {text})");
+    let mut all: Vec<Duration> = alone.iter().flat_map(|run| run.latencies.iter().copied()).collect();
+    let (hop, text) = line(&mut all);
+    println!("a durable hop, 1 in flight        {text}");
+    let mut all: Vec<Duration> = together.iter().flat_map(|run| run.latencies.iter().copied()).collect();
+    println!("a durable hop, 64 in flight       {}", line(&mut all).1);
+    let (ratio, least) = (hop / base, hop / one_way);
+    println!("1 in flight: {ratio:.2} x the floor (goal 1.5), {least:.2} x one way and fdatasync");
+    let mut rates: Vec<f64> = together.iter().map(|run| run.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    println!(
+        "64 in flight: {:.0} hops/s (goal 20,000; lowest round {:.0}, highest {:.0}), {:.1} records a commit, \
+         {:.1} frames a write",
+        rates[ROUNDS / 2],
+        rates[0],
+        rates[ROUNDS - 1],
+        together.iter().map(|run| run.records_per_commit).sum::<f64>() / ROUNDS as f64,
+        together.iter().map(|run| run.frames_per_write).sum::<f64>() / ROUNDS as f64,
+    );
+    println!("one hop, alone: {:.0} hops/s", median(alone.iter().map(|run| run.rate)));
+}
+
+/// What a run has shown.
+struct Run {
+    rate: f64,
+    latencies: Vec<Duration>,
+    records_per_commit: f64,
+    frames_per_write: f64,
+}
+
+/// Runs two agents and a coordinator that keeps `in_flight` states on their way, for `time` and a fifth to warm up.
+fn hops(in_flight: usize, time: Duration) -> Run {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a real disk");
+    let stop = CancellationToken::new();
+    let agents: Vec<agent::Handle> =
+        ["a", "b"].map(|name| agent::start(&dir.path().join(name), stop.clone())).into();
+    let addresses = [agents[0].address.clone(), agents[1].address.clone()];
+    let (began, ended) = coordinator::run(&addresses, in_flight, time.mul_f64(1.2));
+    stop.cancel();
+    let ended_agents: Vec<agent::Summary> = agents.into_iter().map(agent::Handle::join).collect();
+
+    let from = began + time.mul_f64(0.2);
+    let mut arrivals: Vec<Arrival> = ended_agents
+        .iter()
+        .flat_map(|agent| agent.arrivals.iter().copied())
+        .filter(|arrival| arrival.at >= from && arrival.at <= ended)
+        .collect();
+    arrivals.sort_by_key(|arrival| (arrival.job, arrival.hop));
+    let latencies = arrivals
+        .windows(2)
+        .filter(|pair| pair[0].job == pair[1].job && pair[0].hop + 1 == pair[1].hop)
+        .map(|pair| pair[1].at - pair[0].at)
+        .collect();
+    let sum = |part: fn(&agent::Summary) -> u64| ended_agents.iter().map(part).sum::<u64>() as f64;
+    Run {
+        rate: arrivals.len() as f64 / (ended - from).as_secs_f64(),
+        latencies,
+        records_per_commit: sum(|agent| agent.records) / sum(|agent| agent.commits),
+        frames_per_write: sum(|agent| agent.frames) / sum(|agent| agent.writes),
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The median in microseconds, and a text with it and the 99th percentile.
+fn line(values: &mut [Duration]) -> (f64, String) {
+    values.sort_unstable();
+    let micros = |share: f64| values[((values.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+    (micros(0.5), format!("{:>8.0}   {:>8.0}", micros(0.5), micros(0.99)))
+}
+
+fn hello(role: Role, name: &str) -> Hello {
+    Hello { protocol: PROTOCOL, role, name: name.into(), incarnation: 1, token: None }
+}
+
+/// The state of a `count-by` in the middle of its chain.
+fn state(number: u64, agents: &[String; 2]) -> JobState {
+    let mut rng = fastrand::Rng::with_seed(number);
+    let job = JobSpec::builtin(
+        format!("0198c7d2-5b1e-7c40-9d3f-{number:012x}"),
+        Target::Pattern(b"order:*".to_vec()),
+        Builtin::CountBy { field: "status".into() },
+    );
+    let id = |rng: &mut fastrand::Rng| -> String {
+        std::iter::repeat_with(|| char::from_digit(rng.u32(..16), 16).expect("below 16")).take(40).collect()
+    };
+    let nodes: Vec<PlanNode> = (0..2)
+        .map(|node| PlanNode {
+            id: id(&mut rng),
+            redis: format!("10.1.2.{}:6379", node + 10),
+            agent: Some(agents[node].clone()),
+        })
+        .collect();
+    let counts = |rng: &mut fastrand::Rng| {
+        let statuses = ["new", "paid", "packed", "shipped", "delivered", "returned", "refunded", "cancelled"];
+        Value::Map(
+            statuses
+                .iter()
+                .map(|status| (status.as_bytes().to_vec(), Value::Int(rng.i64(0..1_000_000))))
+                .collect(),
+        )
+    };
+    let parts = (0..6u16)
+        .map(|part| Part {
+            node: id(&mut rng),
+            replication_id: id(&mut rng),
+            slots: SlotSet::range(part * 2000, part * 2000 + 1700),
+            acc: counts(&mut rng),
+        })
+        .collect::<Vec<_>>();
+    let reports = (0..6u32)
+        .map(|order| HopReport {
+            node: parts[order as usize].node.clone(),
+            agent: agents[order as usize % 2].clone(),
+            order,
+            epoch: 1,
+            units: 1700,
+            keys: rng.u64(..100_000),
+            micros: rng.u64(..1_000_000),
+            engine_micros: rng.u64(..1_000_000),
+            calls: rng.u64(..1000),
+            max_block_micros: rng.u64(..2000),
+            state_bytes: rng.u64(..4000),
+            state_bytes_compressed: rng.u64(..3000),
+            ..HopReport::default()
+        })
+        .collect();
+    JobState {
+        job: job.into(),
+        chain: 0,
+        epoch: 1,
+        nodes,
+        route: (0..HOPS)
+            .map(|hop| Hop { node: hop % 2, slots: SlotSet::range(12_000 + hop * 8, 12_005 + hop * 8) })
+            .collect(),
+        position: 0,
+        parts,
+        sequence: Sequence::default(),
+        acc: Value::Nil,
+        tally: Tally { visited: 123_456, matched: 98_765, errors: 0 },
+        errors: Vec::new(),
+        open: Default::default(),
+        failed: None,
+        reports,
+    }
+}
