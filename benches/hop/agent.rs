@@ -41,10 +41,11 @@ impl Handle {
 pub(crate) fn start(dir: &Path, stop: CancellationToken) -> Handle {
     let (sender, address) = mpsc::channel();
     let dir = dir.to_owned();
-    let thread = std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().name("agent".into()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(run(dir, stop, sender))
     });
+    let thread = thread.expect("a thread");
     Handle { address: address.recv().expect("the agent says where it listens"), thread }
 }
 
@@ -135,11 +136,12 @@ impl Agent {
                 self.up.remove(&name);
                 self.handle(HopInput::Lost { link: name });
             }
-            LinkEvent::Message { id, message, bytes } => {
+            LinkEvent::Message { id, message, bytes, frame } => {
                 if let Message::State(state) = &message {
                     let number = state.job.id.rsplit('-').next().expect("a name with dashes");
                     let job = u64::from_str_radix(number, 16).expect("the last part is a number");
                     self.arrivals.push(Arrival { job, hop: state.position, at: Instant::now() });
+                    self.outbox.received(state, frame.expect("a state comes with its frame"));
                 }
                 let from = self.names[&id].clone();
                 self.handle(HopInput::Received { from, message, bytes: bytes as u64 });

@@ -8,14 +8,20 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::outbox::{Commit, Outbox, OutboxError, OutboxOptions, OutboxStats};
 use crate::chain::frame::{self, FrameError, MAX_BODY};
 use crate::chain::hop::Record;
-use crate::chain::state::HopId;
+use crate::chain::state::{HopId, JobState};
 
 /// Keys more than twice those of the last snapshot before the outbox is cluttered.
 const SLACK: usize = 1024;
+
+/// The body is a record.
+const RECORD: u8 = 0;
+/// The body is the frame of a state that is held under its own id.
+const RECEIVED: u8 = 1;
 
 /// Why a record is not kept or cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +48,8 @@ pub struct HopOutbox {
     /// What has been queued and not been found durable yet, in order.
     waiting: VecDeque<(u64, Commit)>,
     kept: usize,
+    /// The state that was received last, and its frame.
+    received: Option<(Arc<JobState>, Box<[u8]>)>,
     key: Vec<u8>,
     body: Vec<u8>,
 }
@@ -53,7 +61,12 @@ impl HopOutbox {
         let mut this = HopOutbox::over(outbox);
         let mut records = Vec::with_capacity(stored.len());
         for record in stored {
-            records.push(frame::decode_record(&record.body, MAX_BODY).map_err(HopOutboxError::Decode)?);
+            let read = match record.kind {
+                RECEIVED => frame::decode_state(&record.body, MAX_BODY)
+                    .map(|state| Record::Held { hop: state.hop_id(), state }),
+                _ => frame::decode_record(&record.body, MAX_BODY),
+            };
+            records.push(read.map_err(HopOutboxError::Decode)?);
             this.live.insert(record.key);
         }
         this.kept = this.live.len();
@@ -71,34 +84,39 @@ impl HopOutbox {
             live: BTreeSet::new(),
             waiting: VecDeque::new(),
             kept: 0,
+            received: None,
             key: Vec::new(),
             body: Vec::new(),
         }
     }
 
+    /// A state has been received, in this frame: should the next records hold it, the frame is kept instead of an
+    /// encoded record, which saves encoding and compressing it again.
+    pub fn received(&mut self, state: &Arc<JobState>, frame: Box<[u8]>) {
+        self.received = Some((Arc::clone(state), frame));
+    }
+
     /// `HopEffect::Persist`: [`HopOutbox::persisted`] says when it is durable.
     pub fn persist(&mut self, ticket: u64, record: &Record) -> Result<(), HopOutboxError> {
-        let commit = self.write(record, |outbox, key, body| outbox.start_put(key, 0, body))?;
+        let commit = self.write(record, Outbox::start_put)?;
         self.waiting.push_back((ticket, commit));
         Ok(())
     }
 
     /// `HopEffect::Note`: durable with the next one that is persisted, or after a moment.
     pub fn note(&mut self, record: &Record) -> Result<(), HopOutboxError> {
-        self.write(record, |outbox, key, body| outbox.put_lazily(key, 0, body))
+        self.write(record, Outbox::put_lazily)
     }
 
     fn write<T>(
         &mut self,
         record: &Record,
-        put: impl Fn(&Outbox, &[u8], &[u8]) -> Result<T, OutboxError>,
+        put: impl Fn(&Outbox, &[u8], u8, &[u8]) -> Result<T, OutboxError>,
     ) -> Result<T, HopOutboxError> {
         if let Record::Moved { from, hop, state } = record {
             // First the one, then the other: with the first alone, the old hop is run twice, and nothing is lost.
             let written = self.write_one(&Record::Held { hop: hop.clone(), state: state.clone() }, &put)?;
-            self.write_one(&Record::Done { hop: from.clone() }, |outbox, key, body| {
-                outbox.put_lazily(key, 0, body)
-            })?;
+            self.write_one(&Record::Done { hop: from.clone() }, Outbox::put_lazily)?;
             return Ok(written);
         }
         self.write_one(record, put)
@@ -107,12 +125,21 @@ impl HopOutbox {
     fn write_one<T>(
         &mut self,
         record: &Record,
-        put: impl Fn(&Outbox, &[u8], &[u8]) -> Result<T, OutboxError>,
+        put: impl Fn(&Outbox, &[u8], u8, &[u8]) -> Result<T, OutboxError>,
     ) -> Result<T, HopOutboxError> {
         write_key(record, &mut self.key);
-        self.body.clear();
-        frame::encode_record(record, &mut self.body).map_err(HopOutboxError::Encode)?;
-        let written = put(&self.outbox, &self.key, &self.body)?;
+        let written = match (record, self.received.take()) {
+            (Record::Held { hop, state }, Some((received, frame)))
+                if Arc::ptr_eq(state, &received) && *hop == state.hop_id() =>
+            {
+                put(&self.outbox, &self.key, RECEIVED, &frame)?
+            }
+            _ => {
+                self.body.clear();
+                frame::encode_record(record, &mut self.body).map_err(HopOutboxError::Encode)?;
+                put(&self.outbox, &self.key, RECORD, &self.body)?
+            }
+        };
         if !self.live.contains(&self.key) {
             self.live.insert(self.key.clone());
         }
@@ -253,14 +280,12 @@ fn forgotten_by(record: &Record) -> Vec<Range<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::chain::hop::{HopConfig, HopEffect, HopInput, HopMachine, Link};
     use crate::chain::job::{Builtin, JobSpec, Target};
     use crate::chain::message::{Ack, Attach, ChainId, End, EndReason, Message};
     use crate::chain::slots::SlotSet;
-    use crate::chain::state::{Hop, JobState, PlanNode, Sequence, Tally};
+    use crate::chain::state::{Hop, PlanNode, Sequence, Tally};
     use crate::chain::value::Value;
 
     /// A state as another agent may hand it over: a chain's route is always the same, and a hop that this agent comes
@@ -321,8 +346,8 @@ mod tests {
         machine: HopMachine,
         outbox: HopOutbox,
         log: Vec<Record>,
-        running: Vec<(crate::chain::state::HopId, Arc<JobState>)>,
-        sent: Vec<(Link, crate::chain::state::HopId)>,
+        running: Vec<(HopId, Arc<JobState>)>,
+        sent: Vec<(Link, HopId)>,
         now: i64,
         /// Each job's epoch and incarnation. They only rise, and the coordinator's connection is never lost: a machine
         /// that has forgotten a job takes what its log would refuse, and the two differ for that.
@@ -378,6 +403,13 @@ mod tests {
             let mut effects = VecDeque::new();
             let mut out = Vec::new();
             let input = self.input();
+            if let HopInput::Received { message: Message::State(state), .. } = &input
+                && self.rng.bool()
+            {
+                let mut frame = Vec::new();
+                frame::encode_state(state, &mut frame).expect("it can be encoded");
+                self.outbox.received(state, frame.into());
+            }
             self.machine.handle(self.now, input, &mut out);
             effects.extend(out.drain(..));
             while let Some(effect) = effects.pop_front() {

@@ -94,6 +94,8 @@ pub enum LinkEvent {
         message: Message,
         /// Its body's length before compression.
         bytes: usize,
+        /// Of a [`Message::State`], the frame as it came: an outbox can keep it as it is.
+        frame: Option<Box<[u8]>>,
     },
     /// The peer has answered a ping. Left out when the owner is slow.
     Pong {

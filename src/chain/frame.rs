@@ -230,15 +230,36 @@ fn write_body<T: Encode>(
     if raw > MAX_BODY {
         return Err(FrameError::TooLong { length: raw as u64, limit: MAX_BODY as u64 });
     }
-    if raw >= COMPRESS_FROM {
-        let packed = lz4_flex::block::compress_prepend_size(&out[body..]);
-        if packed.len() < raw {
-            out.truncate(body);
-            out.extend_from_slice(&packed);
-            return Ok((EncodedSizes { raw, sent: packed.len() }, FLAG_LZ4));
-        }
+    if raw >= COMPRESS_FROM
+        && let Some(sent) = compress(out, body)?
+    {
+        return Ok((EncodedSizes { raw, sent }, FLAG_LZ4));
     }
     Ok((EncodedSizes { raw, sent: raw }, 0))
+}
+
+/// Puts the compressed form in the place of what stands in `out` from `start` on, and returns its length; `None`, and
+/// nothing has changed: it would not be shorter. Works in `out` alone, so that a buffer that is used again allocates
+/// nothing.
+fn compress(out: &mut Vec<u8>, start: usize) -> Result<Option<usize>, FrameError> {
+    const PREFIX: usize = 4; // the uncompressed length
+    let end = out.len();
+    let raw = end - start;
+    out.resize(end + PREFIX + lz4_flex::block::get_maximum_output_size(raw), 0);
+    let (plain, packed) = out[start..].split_at_mut(raw);
+    packed[..PREFIX].copy_from_slice(&(raw as u32).to_le_bytes());
+    let length = lz4_flex::block::compress_into(plain, &mut packed[PREFIX..])
+        .map_err(|error| FrameError::Encode(error.to_string()));
+    let sent = match length {
+        Ok(length) if PREFIX + length < raw => PREFIX + length,
+        other => {
+            out.truncate(end);
+            return other.map(|_| None);
+        }
+    };
+    out.copy_within(end..end + sent, start);
+    out.truncate(start + sent);
+    Ok(Some(sent))
 }
 
 struct Frame<'a> {

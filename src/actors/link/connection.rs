@@ -144,9 +144,10 @@ impl Connection {
         loop {
             while let Some((message, length)) = frame::decode(buffer, self.owner.options.max_body)? {
                 let bytes = frame::raw_length(buffer);
+                let frame = matches!(message, Message::State(_)).then(|| buffer[..length].into());
                 buffer.advance(length);
                 count(&self.owner.stats.frames_in);
-                self.received(message, bytes).await?;
+                self.received(message, bytes, frame).await?;
             }
             if buffer.is_empty() && buffer.capacity() > 4 * READ_BYTES {
                 *buffer = BytesMut::new();
@@ -164,7 +165,12 @@ impl Connection {
         }
     }
 
-    async fn received(&self, message: Message, bytes: usize) -> Result<(), CloseReason> {
+    async fn received(
+        &self,
+        message: Message,
+        bytes: usize,
+        frame: Option<Box<[u8]>>,
+    ) -> Result<(), CloseReason> {
         let id = self.shared.id;
         let event = match message {
             Message::Ping { at } => {
@@ -181,7 +187,7 @@ impl Connection {
                 return Ok(());
             }
             Message::Hello(_) => return Err(CloseReason::Protocol("the peer said hello twice".into())),
-            message => LinkEvent::Message { id, message, bytes },
+            message => LinkEvent::Message { id, message, bytes, frame },
         };
         let event = match self.owner.events.try_send(event) {
             Ok(()) => return Ok(()),
