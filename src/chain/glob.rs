@@ -8,7 +8,7 @@
 
 mod lua;
 
-pub use lua::to_lua_pattern;
+pub use lua::to_lua_parts;
 
 /// A pattern, read once.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -202,7 +202,7 @@ struct Asked {
 
 async fn ask(address: &str, access: &RedisAccess) -> Result<Asked, NodeError> {
     let node = NodeConnection::open(address, access).await?;
-    let info = node.text(redis::cmd("INFO").arg("all"), "read INFO").await?;
+    let info = node.text(&redis::cmd("INFO"), "read INFO").await?;
     let info = Info::new(&info);
     let cluster = info.get("cluster_enabled") == Some("1");
     let ping = node.round_trip().await?;
@@ -315,6 +315,8 @@ impl<'a> NodeLine<'a> {
 
 /// One range of `CLUSTER SLOTS`: the primary first, then its replicas.
 pub(crate) struct SlotRange {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
     /// Id and `host:port`.
     pub(crate) nodes: Vec<(NodeId, String)>,
 }
@@ -331,7 +333,7 @@ pub(crate) async fn slot_table(node: &NodeConnection) -> Result<Vec<SlotRange>, 
     };
     let range = |entry: &redis::Value| {
         let Array(fields) = entry else { return None };
-        let (Int(_), Int(_)) = (fields.first()?, fields.get(1)?) else { return None };
+        let (Int(first), Int(last)) = (fields.first()?, fields.get(1)?) else { return None };
         let nodes = fields[2..]
             .iter()
             .map(|place| {
@@ -343,7 +345,7 @@ pub(crate) async fn slot_table(node: &NodeConnection) -> Result<Vec<SlotRange>, 
                 Some((text_of(place.get(2)?)?, reach))
             })
             .collect::<Option<_>>()?;
-        Some(SlotRange { nodes })
+        Some(SlotRange { first: u16::try_from(*first).ok()?, last: u16::try_from(*last).ok()?, nodes })
     };
     entries
         .iter()
@@ -386,7 +388,7 @@ impl<'a> Info<'a> {
     }
 }
 
-fn micros(duration: Duration) -> u64 {
+pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct NodeConnection {
     /// `host:port`.
     pub(crate) address: String,
     connection: MultiplexedConnection,
-    call_timeout: Duration,
+    pub(crate) call_timeout: Duration,
 }
 
 /// What a call found that was answered: the server's answer, or its error reply.

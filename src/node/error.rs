@@ -129,3 +129,29 @@ pub(crate) fn words(error: &RedisError) -> String {
         _ => error.to_string(),
     }
 }
+
+/// A failure inside a script that is the node's and not the key's: no permission, no memory, not a primary, …
+/// Redis 7.0 says "The user executing the script can't …", later versions "ACL failure in script: …".
+pub(crate) fn node_trouble(node: &str, action: &str, text: &str) -> Option<NodeError> {
+    let text = match text.strip_prefix("user_script:") {
+        Some(rest) => rest.split_once(": ").map_or(rest, |(_, message)| message),
+        None => text,
+    };
+    let (node, action) = (node.to_owned(), action.to_owned());
+    if text.contains("ACL failure in script") || text.contains("The user executing the script can't") {
+        let reason = format!("{text} (give the user these permissions, or use another user in the url)");
+        return Some(NodeError::Refused { node, action, reason });
+    }
+    const LATER: [&str; 8] = [
+        "OOM ",
+        "READONLY ",
+        "MISCONF ",
+        "NOREPLICAS ",
+        "CLUSTERDOWN ",
+        "MASTERDOWN ",
+        "LOADING ",
+        "TRYAGAIN ",
+    ];
+    let reason = text.to_owned();
+    LATER.iter().any(|code| text.starts_with(code)).then_some(NodeError::Unavailable { node, action, reason })
+}

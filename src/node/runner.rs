@@ -1,13 +1,20 @@
 //! The runner: works off one node's share of a job, one bounded call at a time.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::access::RedisAccess;
-use super::connection::NodeConnection;
+use super::engine::Engine;
 use super::error::NodeError;
-use super::native::NativeJobs;
-use crate::chain::job::JobSpec;
-use crate::chain::state::{JobState, PlanNode};
+use super::ledger::Place;
+use super::native::{ChainJob, NativeJobs};
+use super::sequence_hop::SequenceHop;
+use super::site::Site;
+use super::slot_hop::SlotHop;
+use super::{page_hop, raw_hop};
+use crate::chain::job::{Combine, JobSpec, Step, Target};
+use crate::chain::slots::SlotSet;
+use crate::chain::state::{Hop, HopId, JobState, NodeId, PlanNode};
 use crate::chain::value::Value;
 
 /// What an [`StepRunner::advance`] did.
@@ -18,14 +25,43 @@ pub enum Advance {
         /// Units that were committed into the state.
         units: u32,
     },
-    /// This node's share is done, or what is left of it cannot be done now: the state's position has moved on.
+    /// This node's share is done, or what is left of it cannot be done now: the state's position has moved on, or
+    /// [`JobState::failed`] is set.
     HopDone,
+}
+
+/// What one turn of a hop came to.
+pub(crate) enum Turn {
+    /// So many units were committed, and there is more.
+    Working(u32),
+    /// The hop is over.
+    Done(Onward),
+}
+
+/// Where the chain goes.
+pub(crate) enum Onward {
+    /// To the next hop of its route.
+    Next,
+    /// To this node, wherever the route wanted to go.
+    Node { id: NodeId, address: String },
+    /// To the coordinator.
+    End,
+    /// Nowhere: it has failed.
+    Stay,
 }
 
 /// Runs a job's step on one node.
 pub struct StepRunner {
-    job: Arc<JobSpec>,
-    node: NodeConnection,
+    site: Site,
+    /// The hop at hand, and the time of its last commit.
+    hop: Option<(HopId, Work, Instant)>,
+}
+
+enum Work {
+    Slots(SlotHop),
+    Pages,
+    Sequence(SequenceHop),
+    Raw,
 }
 
 impl StepRunner {
@@ -37,27 +73,59 @@ impl StepRunner {
         node: &PlanNode,
         job: &Arc<JobSpec>,
         access: &RedisAccess,
-        _natives: &NativeJobs,
+        natives: &NativeJobs,
     ) -> Result<Self, NodeError> {
-        Ok(StepRunner { job: job.clone(), node: NodeConnection::open(&node.redis, access).await? })
+        let native = native_of(job, natives)?;
+        let engine = Engine::open(&node.redis, job, access).await?;
+        let place = Place {
+            node: node.id.clone(),
+            address: node.redis.clone(),
+            agent: node.agent.clone().unwrap_or_else(|| "direct".into()),
+            replication_id: engine.replication_id.clone(),
+        };
+        Ok(StepRunner { site: Site { job: job.clone(), place, engine, native }, hop: None })
     }
 
     /// Makes at most one bounded call and folds what it did into `state`: units, delta, counters, errors and the hop's
     /// report change together. When the hop is done the state's position moves on (and a walk's route grows).
     ///
     /// # Errors
-    /// When the node fails; `state` is then as it was. After a transient one ([`NodeError::is_transient`]) open a new
-    /// runner and go on with the same state.
-    pub async fn advance(&mut self, _state: &mut JobState) -> Result<Advance, NodeError> {
-        Err(NodeError::job(&self.job.id, format!("steps cannot be run at {} yet", self.node.address)))
+    /// When the node fails or the job cannot go on; `state` then holds nothing of what failed. After a transient
+    /// error ([`NodeError::is_transient`]) open a new runner and go on with the same state.
+    pub async fn advance(&mut self, state: &mut JobState) -> Result<Advance, NodeError> {
+        let StepRunner { site, hop } = self;
+        let id = state.hop_id();
+        if hop.as_ref().is_none_or(|(own, ..)| *own != id) {
+            *hop = Some((id, Work::new(site, state).await?, Instant::now()));
+        }
+        let Some((_, work, last)) = hop else { return Ok(Advance::HopDone) };
+        let turn = match work {
+            Work::Slots(slots) => slots.advance(site, state).await?,
+            Work::Pages => page_hop::advance(site, state).await?,
+            Work::Sequence(sequence) => sequence.advance(site, state).await?,
+            Work::Raw => raw_hop::advance(site, state).await?,
+        };
+        let now = Instant::now();
+        site.report_calls(state, super::cluster::micros(now - *last));
+        *last = now;
+        match turn {
+            Turn::Working(units) if state.failed.is_none() => return Ok(Advance::Working { units }),
+            Turn::Done(onward) if state.failed.is_none() => move_on(state, onward),
+            _ => {}
+        }
+        self.hop = None;
+        Ok(Advance::HopDone)
     }
 
     /// The job's own `merge(a, b)`, run on this node (Lua) or here (native).
     ///
     /// # Errors
     /// When the node fails or `merge` does.
-    pub async fn merge(&mut self, _a: Value, _b: Value) -> Result<Value, NodeError> {
-        Err(NodeError::job(&self.job.id, "merge cannot be run yet"))
+    pub async fn merge(&mut self, a: Value, b: Value) -> Result<Value, NodeError> {
+        match (a, b) {
+            (Value::Nil, one) | (one, Value::Nil) => Ok(one),
+            (a, b) => self.site.merge(a, b).await,
+        }
     }
 
     /// The job's own `finish(acc)`; a job without one: `acc` as it is.
@@ -65,12 +133,61 @@ impl StepRunner {
     /// # Errors
     /// When the node fails or `finish` does.
     pub async fn finish(&mut self, acc: Value) -> Result<Value, NodeError> {
-        Ok(acc)
+        match (&self.site.native, &self.site.job.step) {
+            (Some(native), _) => {
+                native.finish(acc).map_err(|reason| NodeError::job(&self.site.job.id, reason))
+            }
+            (None, Step::Lua(_)) => self.site.engine.protected("finish", &[&acc]).await,
+            _ => Ok(acc),
+        }
     }
 }
 
+impl Work {
+    async fn new(site: &Site, state: &JobState) -> Result<Self, NodeError> {
+        Ok(match (&site.job.step, &site.job.target) {
+            (Step::Raw(_), _) => Work::Raw,
+            (_, Target::OrderedKeys(_) | Target::Walk(_)) => Work::Sequence(SequenceHop::new(site).await?),
+            (_, Target::Pattern(_)) if !site.engine.cluster => Work::Pages,
+            (_, Target::Pattern(_) | Target::Keys(_)) => Work::Slots(SlotHop::new(site, state)),
+        })
+    }
+}
+
+/// Moves the state's position, and bends its route where the chain follows a key.
+fn move_on(state: &mut JobState, onward: Onward) {
+    let next = state.position as usize + 1;
+    match onward {
+        Onward::Stay => return,
+        Onward::Next => {}
+        Onward::End => state.route.truncate(next),
+        Onward::Node { id, address } => {
+            let known = state.nodes.iter().position(|node| node.id == id);
+            let index = known.unwrap_or_else(|| {
+                state.nodes.push(PlanNode { id, redis: address, agent: None });
+                state.nodes.len() - 1
+            });
+            let node = u16::try_from(index).unwrap_or(u16::MAX);
+            if state.route.get(next).is_none_or(|hop| hop.node != node) {
+                state.route.truncate(next);
+                state.route.push(Hop { node, slots: SlotSet::empty() });
+            }
+        }
+    }
+    state.position = u32::try_from(next).unwrap_or(u32::MAX);
+}
+
+fn native_of(job: &JobSpec, natives: &NativeJobs) -> Result<Option<Arc<dyn ChainJob>>, NodeError> {
+    let Step::Native(name) = &job.step else { return Ok(None) };
+    natives.get(name).map(Some).ok_or_else(|| {
+        let known: Vec<_> = natives.names().collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        NodeError::job(&job.id, format!("no native job {name:?} is registered here; registered: {known}"))
+    })
+}
+
 /// Checks a job against a node before it is submitted: a script must compile (the error names the user's own line)
-/// and define what its target and combiner need; a native job must be registered.
+/// and define what its target and combiner need; a native job must be registered. The script's top level is run there.
 ///
 /// # Errors
 /// [`NodeError::Job`] when the job cannot be run; otherwise what the node said.
@@ -80,14 +197,23 @@ pub async fn check(
     access: &RedisAccess,
     natives: &NativeJobs,
 ) -> Result<(), NodeError> {
-    if let crate::chain::job::Step::Native(name) = &job.step
-        && natives.get(name).is_none()
-    {
-        let known: Vec<_> = natives.names().collect();
-        return Err(NodeError::job(
-            &job.id,
-            format!("no native job {name:?} is registered; known: {known:?}"),
-        ));
+    native_of(job, natives)?;
+    let mut engine = Engine::open(redis, job, access).await?;
+    if let Step::Raw(text) = &job.step {
+        return engine.check_raw(text).await;
     }
-    NodeConnection::open(redis, access).await.map(|_| ())
+    if !matches!(job.step, Step::Lua(_)) {
+        return Ok(());
+    }
+    let [each, merge, _, next] = engine.defines().await?;
+    let missing = if !each {
+        "each(key, acc)"
+    } else if job.combine == Combine::Merge && !merge {
+        "merge(a, b), which the combiner `merge` calls"
+    } else if matches!(job.target, Target::Walk(_)) && !next {
+        "next(key, acc), which names a walk's next key"
+    } else {
+        return Ok(());
+    };
+    Err(NodeError::job(&job.id, format!("the script defines no function {missing}")))
 }

@@ -2,49 +2,43 @@
 
 use super::{ByteSet, Glob, Token};
 
-/// Stars that make Lua try again: it does so for every one of them, so the steps grow with the key's length to this
-/// power. A star at the end costs nothing and is not counted.
-const MAX_BACKTRACKING_STARS: usize = 3;
-
-/// A pattern for `string.find(key, pattern)` that finds exactly the keys that the glob matches; `None` where Lua
-/// could take too long over it (more than three stars before the last byte).
+/// Patterns for `string.find(key, part, from)`, each to be found after the end of the one before: a key matches the
+/// glob when all are found. None at all: every key matches.
 ///
-/// It works for keys with any bytes. `string.match` and Luau take it as well.
-pub fn to_lua_pattern(glob: &[u8]) -> Option<Vec<u8>> {
-    let Glob { mut tokens, all } = Glob::new(glob);
+/// They are what stands between the stars. The first is tied to the start and the last to the end where no star
+/// stands there; every other may be taken where it is found first. So nothing is ever tried again, whatever the glob.
+/// It works for keys with any bytes.
+pub fn to_lua_parts(glob: &[u8]) -> Vec<Vec<u8>> {
+    let Glob { tokens, all } = Glob::new(glob);
     if all {
-        return Some(b"^".to_vec());
+        return Vec::new();
     }
-    let mut pattern = vec![b'^'];
-    let open_end = tokens.last() == Some(&Token::Star);
-    if open_end {
-        tokens.pop();
-        if tokens.is_empty() {
-            return Some(b"^.".to_vec()); // `**` does not take the empty key
-        }
+    if tokens == [Token::Star] {
+        return vec![b"^.".to_vec()]; // `**` does not take the empty key
     }
-    let stars = tokens.iter().filter(|token| **token == Token::Star).count();
-    if stars > MAX_BACKTRACKING_STARS {
-        return None;
-    }
-    let mut stars_left = stars;
-    for token in &tokens {
-        match token {
-            Token::Star => {
-                stars_left -= 1;
-                // What stands after the last star is most often found fastest from the end.
-                let lazy = stars_left > 0 || open_end;
-                pattern.extend(if lazy { b".-" } else { b".*" });
+    let last = tokens.split(|token| *token == Token::Star).count() - 1;
+    let parts = tokens.split(|token| *token == Token::Star).enumerate();
+    parts
+        .filter(|(_, part)| !part.is_empty() || last == 0)
+        .map(|(index, part)| {
+            let mut pattern = Vec::new();
+            if index == 0 {
+                pattern.push(b'^');
             }
-            Token::Any => pattern.push(b'.'),
-            Token::Byte(byte) => push_byte(&mut pattern, *byte),
-            Token::Set(set) => push_set(&mut pattern, set),
-        }
-    }
-    if !open_end {
-        pattern.push(b'$');
-    }
-    Some(pattern)
+            for token in part {
+                match token {
+                    Token::Star => {} // the parts are what stands between
+                    Token::Any => pattern.push(b'.'),
+                    Token::Byte(byte) => push_byte(&mut pattern, *byte),
+                    Token::Set(set) => push_set(&mut pattern, set),
+                }
+            }
+            if index == last {
+                pattern.push(b'$');
+            }
+            pattern
+        })
+        .collect()
 }
 
 fn push_byte(pattern: &mut Vec<u8>, byte: u8) {
