@@ -90,25 +90,57 @@ fn key_of(key: Packed) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Writes a value for `cmsgpack.unpack`.
+/// Writes a value for `cmsgpack.unpack`, which knows no binary type and takes any bytes in a string; `rmpv` writes no
+/// string that is not UTF-8. So this is by hand, with the forms that every version reads.
 pub(crate) fn pack(value: &Value) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // cannot fail: writing into memory
-    let _ = rmpv::encode::write_value(&mut bytes, &to_packed(value));
+    pack_into(value, &mut bytes);
     bytes
 }
 
-fn to_packed(value: &Value) -> Packed {
+fn pack_into(value: &Value, out: &mut Vec<u8>) {
     match value {
-        Value::Nil => Packed::Nil,
-        Value::Bool(truth) => Packed::Boolean(*truth),
-        Value::Int(number) => Packed::Integer((*number).into()),
-        Value::Float(number) => Packed::F64(*number),
-        Value::Bytes(bytes) => Packed::Binary(bytes.clone()),
-        Value::List(items) => Packed::Array(items.iter().map(to_packed).collect()),
-        Value::Map(map) => Packed::Map(
-            map.iter().map(|(key, value)| (Packed::Binary(key.clone()), to_packed(value))).collect(),
-        ),
+        Value::Nil => out.push(0xc0),
+        Value::Bool(truth) => out.push(if *truth { 0xc3 } else { 0xc2 }),
+        Value::Int(number @ 0..=127) => out.push(*number as u8),
+        Value::Int(number) => {
+            out.push(0xd3);
+            out.extend(number.to_be_bytes());
+        }
+        Value::Float(number) => {
+            out.push(0xcb);
+            out.extend(number.to_be_bytes());
+        }
+        Value::Bytes(bytes) => {
+            pack_length(bytes.len(), 0xa0, 31, 0xda, out);
+            out.extend(bytes);
+        }
+        Value::List(items) => {
+            pack_length(items.len(), 0x90, 15, 0xdc, out);
+            items.iter().for_each(|item| pack_into(item, out));
+        }
+        Value::Map(map) => {
+            pack_length(map.len(), 0x80, 15, 0xde, out);
+            for (key, value) in map {
+                pack_length(key.len(), 0xa0, 31, 0xda, out);
+                out.extend(key);
+                pack_into(value, out);
+            }
+        }
+    }
+}
+
+/// A length in its short form (up to `short`, in the byte `base`), else in 16 bits after `wide`, or in 32 after the one
+/// behind it.
+fn pack_length(length: usize, base: u8, short: usize, wide: u8, out: &mut Vec<u8>) {
+    if length <= short {
+        out.push(base | length as u8);
+    } else if let Ok(length) = u16::try_from(length) {
+        out.push(wide);
+        out.extend(length.to_be_bytes());
+    } else {
+        out.push(wide + 1);
+        out.extend((length as u32).to_be_bytes()); // nothing of 4 GiB gets here: states are bounded
     }
 }
 
@@ -193,6 +225,8 @@ mod tests {
             (b"n\0\xff".to_vec(), Value::List(vec![Value::Int(i64::MIN), Value::Float(0.5), Value::Nil])),
             (Vec::new(), Value::Bytes(vec![0, 255])),
         ]));
+        let long = Value::List(vec![Value::Bytes(vec![7; 70_000]); 20]);
+        assert_eq!(unpack_all(&pack(&long)).unwrap(), [long]);
         let mut both = pack(&value);
         both.extend(pack(&Value::Bool(true)));
         assert_eq!(unpack_all(&both).unwrap(), [value, Value::Bool(true)]);
@@ -200,7 +234,7 @@ mod tests {
 
     #[test]
     fn rubbish_is_an_error() {
-        assert!(unpack_all(&[0xc1]).is_err());
+        assert!(unpack_all(&[0xa5, b'x']).is_err());
         assert!(unpack_all(&[0x91; 4096]).is_err());
         assert!(unpack_all(&[0xdd, 0xff, 0xff, 0xff, 0xff]).is_err());
     }

@@ -56,13 +56,14 @@ impl Script {
             ),
         };
         let text = without_shebang(text);
-        let own = format!("{} {text}\n", one_line(PROLOGUE));
+        let end = if text.ends_with('\n') { "" } else { "\n" };
+        let own = format!("{} {text}{end}", one_line(PROLOGUE));
         let args =
             args.into_iter().map(|(name, value)| (name.into_bytes(), Value::Bytes(value.into_bytes())));
         let args = if args.len() == 0 { Vec::new() } else { pack(&Value::Map(args.collect())) };
         Script {
             text: format!("{own}{LOOP}"),
-            own_lines: u32::try_from(text.lines().count().max(1)).unwrap_or(u32::MAX),
+            own_lines: u32::try_from(text.matches('\n').count() + 1).unwrap_or(u32::MAX),
             own,
             args,
         }
