@@ -30,12 +30,8 @@ impl Place {
     /// Clusters of these versions and single servers of those, one after the other: each is gone before the next
     /// one starts.
     pub(crate) fn each(clusters: &[Version], singles: &[Version]) -> impl Iterator<Item = Place> {
-        let starts: Vec<(fn(Version) -> Place, Version)> = clusters
-            .iter()
-            .map(|version| (Place::cluster as fn(Version) -> Place, *version))
-            .chain(singles.iter().map(|version| (Place::single as fn(Version) -> Place, *version)))
-            .collect();
-        starts.into_iter().map(|(start, version)| start(version))
+        let clusters = clusters.to_vec().into_iter().map(Place::cluster);
+        clusters.chain(singles.to_vec().into_iter().map(Place::single))
     }
 
     pub(crate) fn load(&self, commands: impl IntoIterator<Item = Command>) {
