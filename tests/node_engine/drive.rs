@@ -30,8 +30,8 @@ impl Place {
     /// Clusters of these versions and single servers of those, one after the other: each is gone before the next
     /// one starts.
     pub(crate) fn each(clusters: &[Version], singles: &[Version]) -> impl Iterator<Item = Place> {
-        let clusters = clusters.to_vec().into_iter().map(Place::cluster);
-        clusters.chain(singles.to_vec().into_iter().map(Place::single))
+        let clusters = clusters.iter().copied().map(Place::cluster);
+        clusters.chain(singles.iter().copied().map(Place::single))
     }
 
     pub(crate) fn load(&self, commands: impl IntoIterator<Item = Command>) {
