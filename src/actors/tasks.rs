@@ -65,7 +65,6 @@ pub(crate) struct Tasks {
 
 impl Tasks {
     /// Changes the task with this id.
-    #[allow(dead_code)] // for the controller, which comes next
     pub(crate) async fn change(&self, id: &str, change: &Change) -> Result<Task, TaskError> {
         let Some(task) = self.storage.get(id).await? else { return Err(TaskError::Missing(id.into())) };
         self.change_from(task, change).await.and_then(|changed| changed.into_result(id))

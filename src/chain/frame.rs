@@ -23,7 +23,6 @@ use bincode::{Decode, Encode};
 
 use super::hop::Record;
 use super::message::Message;
-use super::run::RunRecord;
 use super::state::JobState;
 use super::value::MAX_DEPTH;
 use crate::core::task::Millis;
@@ -46,7 +45,6 @@ pub const CLAIM_FACTOR: usize = 32;
 
 const FLAG_LZ4: u8 = 1;
 const KIND_RECORD: u8 = 0x80;
-const KIND_RUN: u8 = 0x81;
 const KIND_STATE: u8 = 2;
 
 /// Why bytes are not a frame, or something cannot be made into one.
@@ -191,16 +189,6 @@ pub fn encode_record(record: &Record, out: &mut Vec<u8>) -> Result<EncodedSizes,
 /// Reads what [`encode_record`] wrote; `bytes` must hold it and nothing else.
 pub fn decode_record(bytes: &[u8], max_body: usize) -> Result<Record, FrameError> {
     read_whole(bytes, max_body, KIND_RECORD)
-}
-
-/// Appends a coordinator's record as a frame of its own.
-pub fn encode_run(record: &RunRecord, out: &mut Vec<u8>) -> Result<EncodedSizes, FrameError> {
-    write(KIND_RUN, record, out)
-}
-
-/// Reads what [`encode_run`] wrote; `bytes` must hold it and nothing else.
-pub fn decode_run(bytes: &[u8], max_body: usize) -> Result<RunRecord, FrameError> {
-    read_whole(bytes, max_body, KIND_RUN)
 }
 
 /// What would be refused when it is read is not written.

@@ -186,7 +186,7 @@ impl Default for Limits {
         Limits {
             max_block_micros: 2_000,
             max_state_bytes: 4 << 20,
-            max_replans: 20,
+            max_replans: 64,
             node_timeout_millis: 10_000,
             retain: 1,
         }

@@ -14,6 +14,9 @@ pub const HEARTBEAT_PERIOD: Millis = 3_000;
 pub const HEARTBEAT_TTL: Millis = HEARTBEAT_PERIOD + 5_000;
 /// A Skald whose sign of life has not changed for this long is gone.
 pub const SKALD_GONE_AFTER: Millis = 10_000;
+/// A key that is not there is only missed when nothing has changed for this long, unless the controller is told
+/// otherwise (`MONITOR_HEARTBEAT_TIMEOUT`): a cache that was emptied is filled again within one period.
+pub const EXPIRED_AFTER: Millis = 5_000;
 /// A task whose heartbeat is there but has not changed for this long is gone. Ten periods: a Python worker draws the
 /// same one of 200 numbers twice in a row every few minutes, ten times in a row never.
 pub const TASK_STUCK_AFTER: Millis = 10 * HEARTBEAT_PERIOD;
@@ -98,6 +101,15 @@ pub struct Watch {
     since: Millis,
 }
 
+/// How long a judge puts up with silence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// With a key that is not there any more.
+    pub expired: Millis,
+    /// With a key that is there and does not change.
+    pub stuck: Millis,
+}
+
 /// What a judge finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
@@ -108,7 +120,7 @@ pub enum Liveness {
     },
     /// It changed lately.
     Alive,
-    /// It was there, and its key has expired.
+    /// It was there, and its key has expired for too long.
     Expired,
     /// Its key is there, but has not changed for too long.
     Stuck {
@@ -129,7 +141,7 @@ impl Watch {
         incarnation: u64,
         sample: Option<&[u8]>,
         now: Millis,
-        stuck_after: Millis,
+        patience: Patience,
     ) -> Liveness {
         if incarnation != self.incarnation {
             *self = Watch::new(incarnation, now);
@@ -137,9 +149,10 @@ impl Watch {
         let quiet = now.saturating_sub(self.since);
         match (sample, &self.last) {
             (None, None) => Liveness::Waiting { since: quiet },
+            (None, Some(_)) if quiet < patience.expired => Liveness::Alive,
             (None, Some(_)) => Liveness::Expired,
             (Some(sample), Some(last)) if sample == &last[..] => {
-                if quiet >= stuck_after {
+                if quiet >= patience.stuck {
                     Liveness::Stuck { since: quiet }
                 } else {
                     Liveness::Alive
@@ -151,6 +164,11 @@ impl Watch {
                 Liveness::Alive
             }
         }
+    }
+
+    /// For how long nothing has changed.
+    pub fn quiet_for(&self, now: Millis) -> Millis {
+        now.saturating_sub(self.since)
     }
 
     /// The judge itself was blind (the cache was away): what it has not seen counts for nothing.
@@ -197,17 +215,23 @@ mod tests {
     #[test]
     fn a_holder_is_judged_by_ttl_change_and_incarnation() {
         let mut watch = Watch::new(1, 0);
-        assert_eq!(watch.observe(1, None, 4_000, 10_000), Liveness::Waiting { since: 4_000 });
-        assert_eq!(watch.observe(1, Some(b"5"), 5_000, 10_000), Liveness::Alive);
-        assert_eq!(watch.observe(1, Some(b"5"), 14_999, 10_000), Liveness::Alive);
-        assert_eq!(watch.observe(1, Some(b"5"), 15_000, 10_000), Liveness::Stuck { since: 10_000 });
-        assert_eq!(watch.observe(1, Some(b"6"), 15_001, 10_000), Liveness::Alive);
-        assert_eq!(watch.observe(1, None, 15_002, 10_000), Liveness::Expired);
+        let mut at = |incarnation, sample: Option<&str>, now| {
+            let patience = Patience { expired: 5_000, stuck: 10_000 };
+            watch.observe(incarnation, sample.map(str::as_bytes), now, patience)
+        };
+        assert_eq!(at(1, None, 4_000), Liveness::Waiting { since: 4_000 });
+        assert_eq!(at(1, Some("5"), 5_000), Liveness::Alive);
+        assert_eq!(at(1, Some("5"), 14_999), Liveness::Alive);
+        assert_eq!(at(1, Some("5"), 15_000), Liveness::Stuck { since: 10_000 });
+        assert_eq!(at(1, Some("6"), 15_001), Liveness::Alive);
+        assert_eq!(at(1, None, 20_000), Liveness::Alive, "a cache that was emptied is filled again soon");
+        assert_eq!(at(1, None, 20_001), Liveness::Expired);
         // Another holder: the old one's silence is not its own.
-        assert_eq!(watch.observe(2, None, 15_003, 10_000), Liveness::Waiting { since: 0 });
-        watch.observe(2, Some(b"1"), 15_004, 10_000);
+        assert_eq!(at(2, None, 20_002), Liveness::Waiting { since: 0 });
+        at(2, Some("1"), 20_003);
         watch.pardon(40_000);
-        assert_eq!(watch.observe(2, None, 40_001, 10_000), Liveness::Waiting { since: 1 });
+        let patience = Patience { expired: 5_000, stuck: 10_000 };
+        assert_eq!(watch.observe(2, None, 40_001, patience), Liveness::Waiting { since: 1 });
     }
 
     proptest! {
@@ -222,7 +246,8 @@ mod tests {
                     value = rng.u8(0..200);
                 }
                 let bytes = Heartbeat::Beat(value).to_bytes();
-                let judged = watch.observe(0, Some(&bytes), sample * 1_000, TASK_STUCK_AFTER);
+                let patience = Patience { expired: EXPIRED_AFTER, stuck: TASK_STUCK_AFTER };
+                let judged = watch.observe(0, Some(&bytes), sample * 1_000, patience);
                 prop_assert_eq!(judged, Liveness::Alive);
             }
         }

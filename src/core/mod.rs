@@ -5,6 +5,7 @@
 
 pub mod attachments;
 pub mod event;
+pub mod judge;
 pub mod lease;
 pub mod lifecycle;
 pub mod names;

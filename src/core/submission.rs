@@ -7,8 +7,12 @@ use super::names::{NameError, check_name};
 use super::schedule::{ScheduleError, next_tick};
 use super::task::{DEFAULT_DEADLINE, Extra, LifecycleStatus, Millis, Task, TaskMode};
 
-/// The largest attachments, checkpoint or result, in bytes of JSON.
-pub const MAX_DOCUMENT: usize = 1 << 20;
+/// The largest attachments, in bytes of JSON. Together with checkpoint and result they fit into what storage takes.
+pub const MAX_ATTACHMENTS: usize = 512 << 10;
+/// The largest checkpoint, in bytes of JSON.
+pub const MAX_CHECKPOINT: usize = 256 << 10;
+/// The largest result, in bytes of JSON.
+pub const MAX_RESULT: usize = 192 << 10;
 /// The longest name or description, in bytes.
 pub const MAX_TEXT: usize = 4_096;
 /// The most dependencies of one task.
@@ -164,15 +168,15 @@ impl NewTask {
 
 /// Refuses attachments that are too large.
 pub fn check_attachments(attachments: Option<&Map<String, Value>>) -> Result<(), InvalidTask> {
-    attachments.map_or(Ok(()), |attachments| check_size("attachments", attachments))
+    attachments.map_or(Ok(()), |attachments| check_size("attachments", attachments, MAX_ATTACHMENTS))
 }
 
-/// Refuses a document of more than [`MAX_DOCUMENT`] bytes of JSON.
-pub fn check_size(field: &'static str, document: &impl Serialize) -> Result<(), InvalidTask> {
+/// Refuses a document of more than `limit` bytes of JSON.
+pub fn check_size(field: &'static str, document: &impl Serialize, limit: usize) -> Result<(), InvalidTask> {
     let mut count = ByteCount(0);
     // cannot fail: the writer never refuses, and what is counted here are JSON values. A failure would count as 0.
     let _ = serde_json::to_writer(&mut count, document);
-    at_most_bytes(field, count.0, MAX_DOCUMENT)
+    at_most_bytes(field, count.0, limit)
 }
 
 struct ByteCount(usize);
@@ -242,7 +246,7 @@ mod tests {
             (NewTask { deadline_date_time: Some(NOW), ..class() }, "deadlineDateTime"),
             (NewTask { max_attempts: Some(0), ..class() }, "maxAttempts is 0"),
             (NewTask { dependencies: vec!["x".into()], ..class().id("x") }, "depends on itself"),
-            (class().attach("a", "x".repeat(MAX_DOCUMENT)), "attachments is 1048584 bytes long"),
+            (class().attach("a", "x".repeat(MAX_ATTACHMENTS)), "attachments is 524296 bytes long"),
             (NewTask { name: Some("x".repeat(5_000)), ..class() }, "name is 5000 bytes long"),
         ] {
             let error = make(bad).unwrap_err().to_string();

@@ -14,7 +14,7 @@ use crate::actors::error::panic_text;
 use crate::actors::tasks::TaskError;
 use crate::core::lease::Heartbeat;
 use crate::core::lifecycle::Change;
-use crate::core::submission::check_size;
+use crate::core::submission::{MAX_RESULT, check_size};
 use crate::core::task::{LifecycleStatus, Task};
 
 /// How often progress is stored at most.
@@ -81,7 +81,7 @@ impl Actor for WorkerActor {
 
 /// The work itself, with progress stored beside it.
 async fn work(mut worker: Box<dyn TaskWorker>, held: &Arc<Held>, grace: Duration) -> Ending {
-    let ctx = WorkerContext::new(Arc::clone(held));
+    let ctx = WorkerContext::new(Arc::clone(held), grace);
     let live = AssertUnwindSafe(live(&mut *worker, &ctx)).catch_unwind();
     let result = tokio::select! {
         biased;
@@ -93,7 +93,7 @@ async fn work(mut worker: Box<dyn TaskWorker>, held: &Arc<Held>, grace: Duration
         }
     };
     let ending = match result {
-        Ok(Ok(Outcome::Finished(result))) => match check_size("result", &result) {
+        Ok(Ok(Outcome::Finished(result))) => match check_size("result", &result, MAX_RESULT) {
             Ok(()) => Ending::Done(result),
             Err(error) => Ending::Failed(WorkerError::permanent(error.to_string())),
         },

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,13 +15,14 @@ use super::{StopReason, WorkerError};
 use crate::actors::tasks::TaskError;
 use crate::core::attachments;
 use crate::core::lifecycle::{Change, Refused};
-use crate::core::submission::check_size;
+use crate::core::submission::{MAX_CHECKPOINT, check_size};
 use crate::core::task::{Millis, Progress, Task};
 
 /// A worker's side of its task. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerContext {
     pub(super) held: Arc<Held>,
+    grace: Duration,
 }
 
 impl fmt::Debug for WorkerContext {
@@ -30,8 +32,8 @@ impl fmt::Debug for WorkerContext {
 }
 
 impl WorkerContext {
-    pub(crate) fn new(held: Arc<Held>) -> Self {
-        WorkerContext { held }
+    pub(crate) fn new(held: Arc<Held>, grace: Duration) -> Self {
+        WorkerContext { held, grace }
     }
 
     /// The task's id.
@@ -81,6 +83,11 @@ impl WorkerContext {
         let orders = self.held.orders();
         let seen = orders.borrow().version;
         Updates { orders, seen }
+    }
+
+    /// How long the worker has to stop once it was asked to.
+    pub fn grace(&self) -> Duration {
+        self.grace
     }
 
     /// Why the worker is to stop, once it is.
@@ -162,7 +169,7 @@ impl WorkerContext {
         }
     }
 
-    /// Stores what the work can go on from, at most 1 MiB of JSON. It survives anything once this returns `Ok`.
+    /// Stores what the work can go on from, at most 256 KiB of JSON. It survives anything once this returns `Ok`.
     pub async fn checkpoint(&self, data: &impl Serialize) -> Result<(), WorkerError> {
         let data = serde_json::to_value(data)?;
         self.store(|checkpoint| checkpoint.data = Some(data)).await
@@ -188,7 +195,8 @@ impl WorkerContext {
         let mut checkpoint = self.stored().await;
         change(&mut checkpoint);
         let checkpoint = serde_json::to_value(&checkpoint)?;
-        check_size("checkpoint", &checkpoint).map_err(|error| WorkerError::permanent(error.to_string()))?;
+        check_size("checkpoint", &checkpoint, MAX_CHECKPOINT)
+            .map_err(|error| WorkerError::permanent(error.to_string()))?;
         let note = Change::Note {
             incarnation: self.incarnation(),
             progress: self.held.take_progress(),

@@ -1,7 +1,7 @@
 //! A task that this process holds: its document, its lease, and what its worker is asked to do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -51,6 +51,8 @@ pub(crate) struct Held {
     complaint: std::sync::Mutex<Option<String>>,
     /// When the worker was first asked to stop.
     stop_since: std::sync::Mutex<Option<Duration>>,
+    /// The newest revision that was obeyed.
+    obeyed: AtomicU64,
     /// The worker has ended: whatever code is left over speaks for nobody.
     over: AtomicBool,
 }
@@ -80,6 +82,7 @@ impl Held {
             progressed: Notify::new(),
             complaint: std::sync::Mutex::default(),
             stop_since: std::sync::Mutex::default(),
+            obeyed: AtomicU64::new(0),
             over: AtomicBool::new(false),
         }))
     }
@@ -142,7 +145,16 @@ impl Held {
     /// Changes the document. Whatever is found in it meanwhile is passed on to the worker.
     pub(crate) async fn change(&self, change: &Change) -> Result<Task, TaskError> {
         let mut document = self.document.lock().await;
-        match self.tasks.change_from(document.clone(), change).await? {
+        let mut changed = self.tasks.change_from(document.clone(), change).await?;
+        if let Changed::Refused(..) = changed {
+            // What is refused may be what this process last saw, and not what is.
+            changed = match self.tasks.storage.get(self.id()).await? {
+                Some(task) if task != *document => self.tasks.change_from(task, change).await?,
+                Some(_) => changed,
+                None => Changed::Missing,
+            };
+        }
+        match changed {
             Changed::Done(task) => {
                 *document = task.clone();
                 drop(document);
@@ -181,6 +193,9 @@ impl Held {
     /// Does what the stored document asks for.
     pub(crate) fn obey(&self, task: &Task) {
         use LifecycleStatus::{Cancelled, Failed, Paused, Running};
+        if self.obeyed.fetch_max(task.skalds.revision, Ordering::AcqRel) > task.skalds.revision {
+            return; // it was read before something newer was
+        }
         let mine = task.skalds.incarnation == self.lease.incarnation
             && task.executor.as_ref() == Some(&self.lease.executor);
         match task.lifecycle_status {

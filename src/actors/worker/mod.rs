@@ -31,6 +31,8 @@
 mod actor;
 mod blocking;
 mod class;
+#[cfg(unix)]
+pub mod command;
 mod context;
 mod held;
 mod stage;

@@ -1,0 +1,297 @@
+//! The monitor: watches the fleet, judges held tasks, and passes news on.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{Actor, AsyncContext, Context, WrapFuture};
+use tokio::sync::Mutex;
+
+use super::board::is_held;
+use super::builder::Shared;
+use super::fleet::{Fleet, FleetReader};
+use crate::actors::notice::{CHANNEL, Notice};
+use crate::actors::tasks::{Changed, TaskError};
+use crate::backend::{BackendError, MAX_PAGE, TaskOrder, TaskQuery};
+use crate::config::env::ControllerMode;
+use crate::core::event::read;
+use crate::core::judge::{Evidence, Holder, TaskJudge, Verdict};
+use crate::core::lifecycle::Change;
+use crate::core::names;
+use crate::core::task::{LifecycleStatus, Millis, Task};
+
+/// A sweep takes at most this share of the time: after one that took a second there are twenty without.
+const REST: u32 = 20;
+
+pub(super) struct MonitorActor(pub(super) Arc<Monitor>);
+
+impl MonitorActor {
+    fn run(&self, ctx: &mut Context<Self>, work: impl Future<Output = ()> + 'static) {
+        ctx.spawn(work.into_actor(self));
+    }
+}
+
+impl Actor for MonitorActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        let monitor = || Arc::clone(&self.0);
+        let (fleet, news, sender, judge) = (monitor(), monitor(), monitor(), monitor());
+        self.run(ctx, async move { fleet.watch_fleet().await });
+        self.run(ctx, async move { news.hear_news().await });
+        self.run(ctx, async move {
+            let shared = &sender.shared;
+            shared.tasks.notices.send_all(&*shared.backends.cache).await;
+        });
+        if self.0.shared.mode != ControllerMode::Controller {
+            self.run(ctx, async move { judge.judge_tasks().await });
+        }
+    }
+}
+
+pub(super) struct Monitor {
+    shared: Arc<Shared>,
+    judges: Mutex<HashMap<String, TaskJudge>>,
+}
+
+fn millis(duration: Duration) -> Millis {
+    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+}
+
+impl Monitor {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Monitor { shared, judges: Mutex::default() }
+    }
+
+    fn now(&self) -> Millis {
+        millis(self.shared.tasks.clock.elapsed())
+    }
+
+    /// Reads the fleet at every interval and when a Skald says that it has changed.
+    async fn watch_fleet(&self) {
+        let shared = &self.shared;
+        let mut reader = FleetReader::default();
+        let mut ticks = shared.tasks.clock.interval(shared.timing.skald_interval);
+        loop {
+            let cache = &*shared.backends.cache;
+            match reader.read(cache, self.now(), shared.timing.expired_after).await {
+                Ok(fleet) => {
+                    if shared.mode != ControllerMode::Controller {
+                        for id in reader.long_gone(&fleet, self.now()) {
+                            self.forget_skald(&id).await;
+                        }
+                    }
+                    self.take_fleet(fleet);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the fleet could not be read; nobody is judged meanwhile")
+                }
+            }
+            tokio::select! {
+                () = ticks.tick() => {}
+                () = shared.fleet_changed.notified() => {}
+            }
+        }
+    }
+
+    fn take_fleet(&self, fleet: Fleet) {
+        let before = Arc::clone(&self.shared.fleet.borrow());
+        let other = !fleet.dispatches_as(&before);
+        let gone = |fleet: &Fleet| fleet.skalds.values().filter(|skald| skald.gone).count();
+        let lost_one = gone(&fleet) > gone(&before);
+        for skald in fleet.skalds.values() {
+            let was = before.skalds.get(&skald.id).is_some_and(|skald| skald.online);
+            if skald.online != was {
+                tracing::info!(skald = skald.id, online = skald.online, "a skald has come or gone");
+            }
+        }
+        self.shared.fleet.send_replace(Arc::new(fleet));
+        if other {
+            self.shared.dispatch.notify_one();
+        }
+        if lost_one {
+            self.shared.judge_now.notify_one();
+        }
+    }
+
+    /// Removes the entries of a Skald that died; its other keys expire by themselves.
+    async fn forget_skald(&self, id: &str) {
+        for hash in [names::SKALDS, names::SKALD_MODES] {
+            if let Err(error) =
+                self.shared.backends.cache.delete_hash_field(hash.as_bytes(), id.as_bytes()).await
+            {
+                tracing::debug!(skald = id, %error, "a field is left behind; it expires by itself");
+            }
+        }
+    }
+
+    /// Hears what others tell, and passes it on.
+    async fn hear_news(&self) {
+        let shared = &self.shared;
+        loop {
+            match shared.backends.cache.subscribe(&[CHANNEL.to_vec()]).await {
+                Ok(mut subscription) => {
+                    self.look_everywhere(); // for what was told before
+                    while let Some(message) = subscription.next().await {
+                        match message {
+                            Ok(message) => match read::<Notice>("a notice", &message.payload) {
+                                Ok(notice) => self.heard(notice),
+                                Err(error) => tracing::warn!(%error, "a notice was left out"),
+                            },
+                            Err(error) => {
+                                tracing::debug!(%error, "notices were missed; looking into storage");
+                                self.look_everywhere();
+                            }
+                        }
+                    }
+                    tracing::debug!("notices have ended; listening again");
+                }
+                Err(error) => tracing::warn!(%error, "notices are not heard; trying again"),
+            }
+            shared.tasks.clock.sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    fn look_everywhere(&self) {
+        self.shared.fleet_changed.notify_one();
+        self.shared.judge_now.notify_one();
+        self.shared.dispatch.notify_one();
+    }
+
+    fn heard(&self, notice: Notice) {
+        let shared = &self.shared;
+        match notice {
+            Notice::Skald { .. } => shared.fleet_changed.notify_one(),
+            Notice::Task(change) => {
+                let status = change.lifecycle_status;
+                let freed = shared.board.see(&change.id, status, change.executor.as_deref(), change.revision);
+                if let Some(at) = change.not_before.filter(|at| *at > shared.tasks.clock.now_millis()) {
+                    shared.becomes_due(at);
+                }
+                if freed || !is_held(status) {
+                    shared.dispatch.notify_one();
+                }
+                // Nobody listens: nothing is lost.
+                let _ = shared.changes.send(change);
+            }
+        }
+    }
+
+    /// Judges all held tasks at every interval, and when a Skald has gone.
+    async fn judge_tasks(&self) {
+        let clock = &self.shared.tasks.clock;
+        loop {
+            let begun = clock.elapsed();
+            match self.judge_all().await {
+                Ok(()) => self.shared.pulse.swept(clock.elapsed()),
+                Err(error) => {
+                    tracing::warn!(%error, "held tasks could not be judged; trying again");
+                    let now = self.now();
+                    self.judges.lock().await.values_mut().for_each(|judge| judge.pardon(now));
+                }
+            }
+            let took = clock.elapsed().saturating_sub(begun);
+            tokio::select! {
+                () = clock.sleep(self.shared.timing.task_interval.max(took * REST)) => {}
+                () = self.shared.judge_now.notified() => {}
+            }
+        }
+    }
+
+    async fn judge_all(&self) -> Result<(), TaskError> {
+        let shared = &self.shared;
+        let mut judges = self.judges.lock().await;
+        let mut seen = Vec::new();
+        let mut offset = 0;
+        shared.board.begin_round();
+        loop {
+            let query = TaskQuery {
+                statuses: vec![LifecycleStatus::Assigning, LifecycleStatus::Running, LifecycleStatus::Paused],
+                order: TaskOrder::DispatchOrder,
+                offset,
+                limit: MAX_PAGE,
+                ..TaskQuery::default()
+            };
+            let page = shared.backends.storage.list(&query).await?;
+            let values = self.heartbeats(&page.tasks).await?;
+            offset += page.tasks.len() as u64;
+            let last = page.tasks.is_empty() || offset >= page.total;
+            for (task, (heartbeat, exception)) in page.tasks.into_iter().zip(values) {
+                shared.board.see_task(&task);
+                let now = self.now();
+                let fleet = Arc::clone(&shared.fleet.borrow());
+                let evidence = Evidence {
+                    holder: task.executor.as_ref().map_or(Holder::Unknown, |executor| fleet.holder(executor)),
+                    heartbeat: heartbeat.as_deref(),
+                    exception: exception.as_deref(),
+                    now,
+                    wall: shared.tasks.clock.now_millis(),
+                    expired_after: shared.timing.expired_after,
+                    cleared: shared.board.is_cleared(&task.id, task.skalds.incarnation),
+                };
+                let judge = judges.entry(task.id.clone()).or_insert_with(|| TaskJudge::new(&task, now));
+                let verdict = judge.judge(&task, evidence);
+                seen.push(task.id.clone());
+                self.carry_out(task, verdict).await?;
+            }
+            if last {
+                break;
+            }
+        }
+        if shared.board.end_round() {
+            shared.dispatch.notify_one();
+        }
+        if judges.len() > seen.len() {
+            let seen: std::collections::HashSet<_> = seen.into_iter().collect();
+            judges.retain(|id, _| seen.contains(id));
+        }
+        Ok(())
+    }
+
+    /// Heartbeat and exception of each task.
+    async fn heartbeats(
+        &self,
+        tasks: &[Task],
+    ) -> Result<Vec<(Option<Vec<u8>>, Option<String>)>, BackendError> {
+        let keys: Vec<Vec<u8>> = tasks
+            .iter()
+            .flat_map(|task| [names::task_heartbeat(&task.id), names::task_exception(&task.id)])
+            .map(String::into_bytes)
+            .collect();
+        let mut values = self.shared.backends.cache.get_strings(&keys).await?.into_iter();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(tasks.iter().map(|_| (values.next().flatten(), values.next().flatten().map(text))).collect())
+    }
+
+    async fn carry_out(&self, task: Task, verdict: Verdict) -> Result<(), TaskError> {
+        match verdict {
+            Verdict::Fine => {}
+            Verdict::RemindAssign => self.shared.tell(names::TASK_ASSIGN, &task).await,
+            Verdict::RemindCancel => self.shared.tell(names::TASK_CANCEL, &task).await,
+            Verdict::Change(changes) => {
+                let before = task.clone();
+                match self.shared.tasks.change_all(task, &changes).await? {
+                    Changed::Done(after) => {
+                        tracing::info!(
+                            task = after.id,
+                            status = ?after.lifecycle_status,
+                            error = after.skalds.last_error,
+                            "the monitor changed a task"
+                        );
+                        // Whoever may still run it must stop.
+                        if changes.iter().any(|change| matches!(change, Change::Lost { .. } | Change::Expire))
+                        {
+                            self.shared.tell(names::TASK_CANCEL, &before).await;
+                        }
+                    }
+                    Changed::Refused(refused, task) => {
+                        tracing::debug!(task = task.id, %refused, "a verdict came too late");
+                    }
+                    Changed::Missing => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
