@@ -352,3 +352,6 @@ impl Frame<'_> {
 fn claims<const N: usize>() -> Configuration<LittleEndian, Varint, Limit<N>> {
     bincode::config::standard().with_limit::<N>()
 }
+
+#[cfg(test)]
+mod tests;
