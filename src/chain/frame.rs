@@ -23,6 +23,7 @@ use bincode::{Decode, Encode};
 
 use super::hop::Record;
 use super::message::Message;
+use super::run::RunRecord;
 use super::state::JobState;
 use super::value::MAX_DEPTH;
 use crate::core::task::Millis;
@@ -45,6 +46,7 @@ pub const CLAIM_FACTOR: usize = 32;
 
 const FLAG_LZ4: u8 = 1;
 const KIND_RECORD: u8 = 0x80;
+const KIND_RUN: u8 = 0x81;
 const KIND_STATE: u8 = 2;
 
 /// Why bytes are not a frame, or something cannot be made into one.
@@ -300,6 +302,16 @@ fn parse(bytes: &[u8], max_body: usize) -> Result<Option<Frame<'_>>, FrameError>
         return Err(FrameError::Checksum { expected, found });
     }
     Ok(Some(Frame { kind, flags, body, max_body: limit, consumed: HEADER + length }))
+}
+
+/// Appends a coordinator's record as a frame of its own.
+pub fn encode_run(record: &RunRecord, out: &mut Vec<u8>) -> Result<EncodedSizes, FrameError> {
+    write(KIND_RUN, record, out)
+}
+
+/// Reads what [`encode_run`] wrote; `bytes` must hold it and nothing else.
+pub fn decode_run(bytes: &[u8]) -> Result<RunRecord, FrameError> {
+    read_whole(bytes, MAX_BODY, KIND_RUN)
 }
 
 fn read_whole<T: Decode<()>>(bytes: &[u8], max_body: usize, kind: u8) -> Result<T, FrameError> {

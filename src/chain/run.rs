@@ -342,3 +342,6 @@ impl RunMachine {
         self.record.live.iter().position(|chain| (chain.epoch, chain.chain) == key)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -158,7 +158,7 @@ fn a_hop_is_acknowledged_when_it_is_durable_and_run_then() {
     assert_eq!(rig.take(at(0)), [], "a duplicate waits for the same record");
     let ack = send(UPSTREAM, Message::ack(vec![hop(0)]));
     assert_eq!(rig.persisted(), [ack.clone(), HopEffect::Run { hop: hop(0), state: Arc::new(at(0)) }]);
-    assert_eq!(rig.take(at(0)), [ack.clone()], "held");
+    assert_eq!(rig.take(at(0)), std::slice::from_ref(&ack), "held");
     rig.input(HopInput::Connected { link: agent("c") });
     rig.ran(0, at(2));
     rig.receive(agent("c"), Message::ack(vec![hop(2)]));
@@ -277,11 +277,11 @@ fn the_end_is_durable_and_waits_for_what_runs() {
     );
     assert_eq!(rig.persisted(), [], "a hop still runs");
     let ended = send(COORDINATOR, Message::Ended { job: "j".into() });
-    assert_eq!(rig.input(HopInput::Stopped { hop: hop(0) }), [ended.clone()]);
+    assert_eq!(rig.input(HopInput::Stopped { hop: hop(0) }), std::slice::from_ref(&ended));
     assert_eq!(rig.take(at(0)), [refusal(0, RefuseReason::Ended)]);
     assert_eq!(rig.restart(), []);
     assert_eq!(rig.take(at(0)), [refusal(0, RefuseReason::Ended)]);
-    assert_eq!(rig.end(EndReason::Cancelled), [ended.clone()]);
+    assert_eq!(rig.end(EndReason::Cancelled), std::slice::from_ref(&ended));
     assert_eq!(rig.attach(6, 99), [ended], "for good, whoever asks");
     rig.disk = rig.machine.snapshot();
     rig.restart();
