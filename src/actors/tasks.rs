@@ -86,6 +86,12 @@ impl Tasks {
                     Err(refused) => return Ok(Changed::Refused(refused, task)),
                 }
             }
+            // Who wants what is so already changes nothing.
+            let before = std::mem::replace(&mut next.update_date_time, task.update_date_time);
+            if next == task {
+                return Ok(Changed::Done(task));
+            }
+            next.update_date_time = before;
             match self.storage.replace(&next, task.skalds.revision).await? {
                 Stored::Done => {
                     next.skalds.revision = task.skalds.revision.saturating_add(1); // as the adapter has written it

@@ -14,6 +14,7 @@ pub(crate) enum Exit {
     /// What was asked for makes no sense.
     Usage,
     /// A result, but not the whole one.
+    #[allow(dead_code)] // for chain jobs
     Partial,
     /// Somebody cancelled it.
     Cancelled,
@@ -40,9 +41,6 @@ pub(crate) enum Failure {
     /// It was tried and failed.
     #[error("{0}")]
     Failed(String),
-    /// Somebody cancelled it.
-    #[error("{0}")]
-    Cancelled(String),
 }
 
 impl Failure {
@@ -58,7 +56,6 @@ impl Failure {
         match self {
             Failure::Usage(_) => Exit::Usage,
             Failure::Failed(_) => Exit::Failed,
-            Failure::Cancelled(_) => Exit::Cancelled,
         }
     }
 }

@@ -343,11 +343,12 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
             fail(task, error, *may_retry, now, retry);
         }
         Change::Release { .. } => {
-            if task.lifecycle_status != Assigning {
+            let started = task.lifecycle_status != Assigning;
+            back_to_queue(task);
+            if started && task.lifecycle_status != Cancelled {
                 // The attempt was not used up: nothing went wrong with it.
                 task.skalds.attempt = task.skalds.attempt.saturating_sub(1);
             }
-            back_to_queue(task);
         }
         Change::Lost { reason, .. } => {
             if task.lifecycle_status == Assigning {

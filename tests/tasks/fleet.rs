@@ -148,6 +148,24 @@ async fn two_hundred_queued_tasks_survive_a_drain() {
     }
 }
 
+#[tokio::test]
+async fn the_systems_own_shutdown_hands_tasks_back() {
+    let house = House::new();
+    let other = ActorSystem::builder().arbiters(2).start().unwrap();
+    let skald = workers::all(house.skald("a")).start(&other).unwrap();
+    skald.ready().await;
+    for (id, class) in [("polite", "Wait"), ("deaf", "Deaf")] {
+        house.submit(NewTask::new(class).id(id)).await;
+        house.becomes(id, Running).await;
+    }
+    let report = other.shutdown(Duration::from_secs(20)).await;
+    assert!(report.is_clean(), "{report:?}");
+    for id in ["polite", "deaf"] {
+        let task = house.get(id).await;
+        assert_eq!((task.lifecycle_status, task.skalds.attempt, task.executor), (Created, 0, None), "{id}");
+    }
+}
+
 static RUNS: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
 /// Counts its runs by task.

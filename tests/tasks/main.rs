@@ -6,6 +6,11 @@ mod fleet;
 mod house;
 mod lifecycle;
 mod python;
+#[cfg(feature = "redis")]
+mod redis;
 mod schedule;
+#[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
+mod support;
 mod workers;
 mod yaml;

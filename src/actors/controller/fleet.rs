@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use futures_util::future::join_all;
+
 use crate::backend::{BackendError, CacheMemory};
 use crate::core::event::{SkaldTask, SkaldTasks, read};
 use crate::core::judge::Holder;
@@ -101,11 +103,12 @@ impl FleetReader {
             .collect();
         let values = cache.get_strings(&keys).await?;
         let mut fleet = Fleet::default();
-        for (index, id) in ids.into_iter().enumerate() {
+        let lists: Vec<Vec<u8>> = ids.iter().map(|id| names::skald_classes(id).into_bytes()).collect();
+        let lists = join_all(lists.iter().map(|key| cache.get_list(key, 0, MAX_CLASSES))).await;
+        for ((index, id), classes) in ids.into_iter().enumerate().zip(lists) {
             let (beat, tasks) = (&values[2 * index], &values[2 * index + 1]);
-            let classes = cache.get_list(names::skald_classes(id).as_bytes(), 0, MAX_CLASSES).await?;
             let mut classes: Vec<String> =
-                classes.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
+                classes?.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
             classes.sort_unstable();
             // No clock but ours: a sign of life is one that changes.
             let sign = beat.as_ref().map(|beat| [&beat[..], b" ", &seen[id][..]].concat());

@@ -16,7 +16,7 @@ use crate::actors::system::ActorSystem;
 use crate::actors::tasks::Tasks;
 use crate::actors::worker::{BlockingTaskWorker, TaskWorker, WorkerClasses, WorkerError};
 use crate::backend::{BackendError, Backends};
-use crate::config::env::{SkaldMode, made_up_id};
+use crate::config::env::{Environment, SkaldMode, made_up_id};
 use crate::config::workers_file::WorkerEntry;
 use crate::core::names::{NameError, check_name};
 use crate::core::policy::Retry;
@@ -161,6 +161,15 @@ impl SkaldBuilder {
     pub fn key_ttl(mut self, ttl: Duration) -> Self {
         self.timing.key_ttl = ttl;
         self
+    }
+
+    /// Id, mode, retries, `REDIS_SYNC_PERIOD` and `REDIS_KEY_TTL` from the environment.
+    pub fn settings(self, environment: &Environment) -> Self {
+        self.id(&environment.skald.id)
+            .mode(environment.skald.mode)
+            .retry(Retry::with_retries(environment.skald.task_worker_retry))
+            .sync_period(environment.redis.sync_period)
+            .key_ttl(environment.redis.key_ttl)
     }
 
     /// The workers of an edge or single-process Skald; see [`crate::config::workers_file`].

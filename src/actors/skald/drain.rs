@@ -24,7 +24,14 @@ impl SkaldCore {
             // A worker has the grace period, and its release has as long again.
             if !self.empty_within(self.timing.grace * 2 + Duration::from_secs(1)).await {
                 let left = self.all_held();
-                join_all(left.iter().map(|held| self.give_up(held))).await;
+                let given_up = join_all(left.iter().map(|held| self.give_up(held)));
+                tokio::select! {
+                    _ = given_up => {}
+                    // Storage is away: the controller will find that this Skald is gone.
+                    () = self.tasks.clock.sleep(self.timing.grace + Duration::from_secs(5)) => {
+                        tracing::error!(skald = self.id, tasks = self.len(), "tasks could not be handed back");
+                    }
+                }
             }
         }
         if let Err(error) = self.take_assigned().await {

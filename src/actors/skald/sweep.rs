@@ -1,6 +1,7 @@
 //! What a Skald looks for in storage behind the events: lost assignments, lost cancels and updates, tasks that it
 //! held in a former life.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::core::SkaldCore;
@@ -93,8 +94,9 @@ impl SkaldCore {
         }
         if whole {
             // What we held before the look and storage does not list as ours.
+            let listed: HashSet<&str> = page.tasks.iter().map(|task| task.id.as_str()).collect();
             for held in held_before {
-                if !page.tasks.iter().any(|task| task.id == held.id()) && held.stopping().is_none() {
+                if !listed.contains(held.id()) && held.stopping().is_none() {
                     held.refresh().await?;
                 }
             }

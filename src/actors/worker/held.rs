@@ -46,6 +46,8 @@ pub(crate) struct Held {
     pub(crate) listens: AtomicBool,
     /// The latest progress that is not stored yet.
     progress: std::sync::Mutex<Option<Progress>>,
+    /// The stage that the worker is in.
+    stage: std::sync::Mutex<Option<String>>,
     pub(crate) progressed: Notify,
     /// What the worker complains of that is not shown yet.
     complaint: std::sync::Mutex<Option<String>>,
@@ -79,6 +81,7 @@ impl Held {
             orders,
             listens: AtomicBool::new(false),
             progress: std::sync::Mutex::default(),
+            stage: std::sync::Mutex::default(),
             progressed: Notify::new(),
             complaint: std::sync::Mutex::default(),
             stop_since: std::sync::Mutex::default(),
@@ -236,7 +239,14 @@ impl Held {
         Ok(())
     }
 
-    pub(crate) fn set_progress(&self, progress: Progress) {
+    /// Keeps the latest progress until it is stored. Without a stage of its own it is about the stage before it.
+    pub(crate) fn set_progress(&self, mut progress: Progress) {
+        let mut stage = lock(&self.stage);
+        match &progress.stage {
+            Some(entered) => *stage = Some(entered.clone()),
+            None => progress.stage.clone_from(&stage),
+        }
+        drop(stage);
         *lock(&self.progress) = Some(progress);
         self.progressed.notify_one();
     }
