@@ -13,9 +13,9 @@ use actix::prelude::*;
 use futures_util::{StreamExt, stream};
 use skalds::actors::{ActorRef, ActorSystem, Place, Spec};
 
-const ROUNDS: usize = 51;
-const ASKS: u64 = 20_000;
-const TELLS: u64 = 100_000;
+const ROUNDS: usize = 201;
+const ASKS: u64 = 3_000;
+const TELLS: u64 = 10_000;
 /// Tells between two asks that wait for them; below the mailboxes' bound.
 const BURST: u64 = 1_000;
 const MAILBOX: usize = 1_024;

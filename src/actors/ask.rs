@@ -163,7 +163,8 @@ pub struct Ask<M: Message + 'static> {
     letter: Option<Box<Letter<M>>>,
     answer: oneshot::Receiver<Result<M::Result, ActorError>>,
     lane: Lane,
-    deadline: Option<(Arc<Expiry>, Sleep)>,
+    /// In a box: few asks have one, and all are moved about.
+    deadline: Option<Box<(Arc<Expiry>, Sleep)>>,
 }
 
 impl<M: Message + 'static> Ask<M> {
@@ -181,7 +182,7 @@ impl<M: Message + 'static> Ask<M> {
         if let Some(letter) = &mut self.letter {
             letter.expiry = Some(Arc::clone(&expiry));
         }
-        self.deadline = Some((expiry, clock.sleep(within)));
+        self.deadline = Some(Box::new((expiry, clock.sleep(within))));
         self
     }
 
@@ -213,7 +214,8 @@ impl<M: Message + 'static> Future for Ask<M> {
             }
             Poll::Pending => {}
         }
-        let Some((expiry, sleep)) = &mut this.deadline else { return Poll::Pending };
+        let Some(deadline) = &mut this.deadline else { return Poll::Pending };
+        let (expiry, sleep) = &mut **deadline;
         std::task::ready!(Pin::new(sleep).poll(cx));
         let actor = Arc::clone(&this.posting.to.about().name);
         Poll::Ready(Err(if expiry.give_up() {

@@ -215,13 +215,14 @@ impl<A: Actor> Mailbox<A> {
         letter
     }
 
-    /// Moves the next messages of the normal lane into `batch`, which is empty, and promises the room that is left to
-    /// those who wait for it. When nothing more can come of looking again, the next push wakes the actor.
-    pub(crate) fn refill(&self, batch: &mut VecDeque<Box<dyn Envelope<A>>>) {
+    /// The next message of the normal lane; `batch`, which is empty, gets those behind it. The room that is left is
+    /// promised to those who wait for it. When nothing more can come of looking again, the next push wakes the actor.
+    pub(crate) fn take(&self, batch: &mut VecDeque<Box<dyn Envelope<A>>>) -> Option<Box<dyn Envelope<A>>> {
         let mut state = self.lock();
-        if state.normal.len() > BATCH {
+        let first = state.normal.pop_front();
+        if state.normal.len() >= BATCH {
             batch.extend(state.normal.drain(..BATCH));
-        } else {
+        } else if !state.normal.is_empty() {
             std::mem::swap(&mut state.normal, batch);
             // A flood's memory is given back once it is over.
             if state.normal.capacity() > 2 * BATCH {
@@ -229,16 +230,22 @@ impl<A: Actor> Mailbox<A> {
             }
         }
         self.taken.store(batch.len(), Ordering::Relaxed);
-        let woken = state.grant(self.about.capacity, batch.len());
-        // With senders in line the actor looks again after this batch, whose room is theirs. With an empty batch all
-        // room is promised, and whoever was promised it will push, or pass it on.
-        let parked = state.normal.is_empty() && (state.waiters.is_empty() || batch.is_empty());
-        self.parked.store(parked, Ordering::Relaxed);
-        drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        let mut parked = state.normal.is_empty();
+        if !state.waiters.is_empty() {
+            let woken = state.grant(self.about.capacity, batch.len());
+            // With senders in line the actor looks again after this batch, whose room is theirs. With an empty batch
+            // all room is promised, and whoever was promised it will push, or pass it on.
+            parked &= state.waiters.is_empty() || batch.is_empty();
+            self.parked.store(parked, Ordering::Relaxed);
+            drop(state);
+            woken.into_iter().for_each(Waker::wake);
+        } else {
+            self.parked.store(parked, Ordering::Relaxed);
+        }
+        first
     }
 
-    /// Another [`refill`](Self::refill) would find nothing.
+    /// Another [`take`](Self::take) would find nothing.
     pub(crate) fn is_parked(&self) -> bool {
         self.parked.load(Ordering::Relaxed)
     }

@@ -173,7 +173,7 @@ impl Collector for ActorCollector {
         }
         let mut metric = encoder.encode_descriptor(
             "actor_handler_seconds",
-            "Time in handlers until the answer, of one message in 16 and of every asynchronous one",
+            "Time in handlers until the answer, of one message in 64 and of every asynchronous one",
             None,
             MetricType::Histogram,
         )?;

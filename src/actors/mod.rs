@@ -65,7 +65,7 @@
 //! as one future, so one `catch_unwind` around its `poll` holds every panic of handlers, timers and spawned futures.
 //! The price of a call stays that of plain actix (`benches/actor_call.rs`): the mutex is taken once by the sender and
 //! once for a batch of messages by the actor; queues are rings, not lists; a handler that answers at once needs no
-//! channel of its own; depth and message counts are read at scrape time; one message in 16 is timed.
+//! channel of its own; depth and message counts are read at scrape time; one message in 64 is timed.
 //!
 //! # How to choose
 //! - **Arbiter** ([`Place`]): leave it at `Spread`. Use `Beside` for actors that ask each other often: an ask within
