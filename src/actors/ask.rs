@@ -51,17 +51,17 @@ pub(crate) fn post<M: Message + 'static>(
 ) -> Result<(), TellError<M>> {
     to.post(Box::new(letter), lane, false).map_err(|(letter, why)| TellError {
         message: letter.message,
-        error: error_of(why, to.about(), lane),
+        error: *error_of(why, to.about(), lane),
     })
 }
 
-fn error_of(why: Refusal, about: &About, lane: Lane) -> ActorError {
+fn error_of(why: Refusal, about: &About, lane: Lane) -> Box<ActorError> {
     match why {
         Refusal::Closed(error) => error,
-        Refusal::Full => ActorError::Full {
+        Refusal::Full => Box::new(ActorError::Full {
             actor: Arc::clone(&about.name),
             capacity: if lane == Lane::Normal { about.capacity } else { CONTROL_CAPACITY },
-        },
+        }),
     }
 }
 
@@ -83,7 +83,7 @@ impl<M: Message + 'static> Posting<M> {
         letter: &mut Option<Box<Letter<M>>>,
         lane: Lane,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), ActorError>> {
+    ) -> Poll<Result<(), Box<ActorError>>> {
         let Some(mut unsent) = letter.take() else { return Poll::Ready(Ok(())) };
         if !self.waited {
             match self.to.post(unsent, lane, false) {
@@ -149,7 +149,7 @@ impl<M: Message + 'static> Future for TellWait<M> {
         let this = self.get_mut();
         let result = std::task::ready!(this.posting.poll_post(&mut this.letter, Lane::Normal, cx));
         Poll::Ready(match (result, this.letter.take()) {
-            (Err(error), Some(letter)) => Err(TellError { message: letter.message, error }),
+            (Err(error), Some(letter)) => Err(TellError { message: letter.message, error: *error }),
             // A failed post leaves the letter in its place, so the second half of this pattern does not occur.
             (Ok(()), _) | (Err(_), None) => Ok(()),
         })
@@ -161,7 +161,7 @@ impl<M: Message + 'static> Future for TellWait<M> {
 pub struct Ask<M: Message + 'static> {
     posting: Posting<M>,
     letter: Option<Box<Letter<M>>>,
-    answer: oneshot::Receiver<Result<M::Result, ActorError>>,
+    answer: oneshot::Receiver<Result<M::Result, Box<ActorError>>>,
     lane: Lane,
     /// In a box: few asks have one, and all are moved about.
     deadline: Option<Box<(Arc<Expiry>, Sleep)>>,
@@ -203,13 +203,16 @@ impl<M: Message + 'static> Future for Ask<M> {
             Some(_) => this.posting.poll_post(&mut this.letter, this.lane, cx),
         };
         match posted {
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(*error)),
             Poll::Ready(Ok(())) => {
                 if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(cx) {
-                    // Every letter is answered or refused, except when its arbiter dies with the process.
-                    return Poll::Ready(answer.unwrap_or_else(|_| {
-                        Err(ActorError::NoReply { actor: Arc::clone(&this.posting.to.about().name) })
-                    }));
+                    return Poll::Ready(match answer {
+                        Ok(answer) => answer.map_err(|error| *error),
+                        // Every letter is answered or refused, except when its arbiter dies with the process.
+                        Err(_) => {
+                            Err(ActorError::NoReply { actor: Arc::clone(&this.posting.to.about().name) })
+                        }
+                    });
                 }
             }
             Poll::Pending => {}

@@ -22,7 +22,9 @@ use super::{
 };
 
 /// Where an answer goes.
-pub(crate) type Reply<M> = oneshot::Sender<Result<<M as Message>::Result, ActorError>>;
+///
+/// The error is in a box, so that an answer, which is moved several times, is not as long as the longest error.
+pub(crate) type Reply<M> = oneshot::Sender<Result<<M as Message>::Result, Box<ActorError>>>;
 
 /// A message with its deadline and the place for its answer.
 pub(crate) struct Letter<M: Message> {
@@ -96,7 +98,7 @@ where
         if let Some(expiry) = expiry
             && !expiry.start(about.core.clock().elapsed())
         {
-            answer(reply, Err(ActorError::Expired { actor: Arc::clone(&about.name) }));
+            answer(reply, Err(Box::new(ActorError::Expired { actor: Arc::clone(&about.name) })));
             return Opened::Skipped;
         }
         if reply.as_ref().is_some_and(oneshot::Sender::is_closed) {
@@ -123,10 +125,12 @@ where
             Ok(Handled::Later(rx)) => {
                 return Opened::Pending(Box::pin(Pending::<M> { rx, reply, name: Arc::clone(&about.name) }));
             }
-            Ok(Handled::Never) => answer(reply, Err(ActorError::NoReply { actor: Arc::clone(&about.name) })),
+            Ok(Handled::Never) => {
+                answer(reply, Err(Box::new(ActorError::NoReply { actor: Arc::clone(&about.name) })))
+            }
             Err(payload) => {
                 let text = panic_text(&*payload);
-                answer(reply, Err(ActorError::Panicked { actor: Arc::clone(&about.name), text }));
+                answer(reply, Err(Box::new(ActorError::Panicked { actor: Arc::clone(&about.name), text })));
                 return Opened::Panicked(payload);
             }
         }
@@ -134,7 +138,7 @@ where
     }
 
     fn refuse(self: Box<Self>, why: ActorError) {
-        answer(self.reply, Err(why));
+        answer(self.reply, Err(Box::new(why)));
     }
 }
 
@@ -195,13 +199,13 @@ struct Pending<M: Message> {
 impl<M: Message> Forward for Pending<M> {
     fn poll_forward(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let result = std::task::ready!(Pin::new(&mut self.rx).poll(cx));
-        let result = result.map_err(|_| ActorError::NoReply { actor: Arc::clone(&self.name) });
+        let result = result.map_err(|_| Box::new(ActorError::NoReply { actor: Arc::clone(&self.name) }));
         answer(self.reply.take(), result);
         Poll::Ready(())
     }
 
     fn refuse(mut self: Pin<&mut Self>, why: ActorError) {
-        answer(self.reply.take(), Err(why));
+        answer(self.reply.take(), Err(Box::new(why)));
     }
 }
 

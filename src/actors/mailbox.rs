@@ -39,7 +39,7 @@ pub(crate) enum Lane {
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     Full,
-    Closed(ActorError),
+    Closed(Box<ActorError>),
 }
 
 /// What the actor is told outside the queues, so that it can never be refused. Read once a message.
@@ -146,7 +146,7 @@ impl<A: Actor> Mailbox<A> {
                 return Err((letter, Refusal::Closed(self.closed())));
             }
             Phase::Ended(exit) => {
-                let why = exit.refusal(&self.about.name);
+                let why = Box::new(exit.refusal(&self.about.name));
                 drop(state);
                 return Err((letter, Refusal::Closed(why)));
             }
@@ -179,8 +179,8 @@ impl<A: Actor> Mailbox<A> {
         Ok(())
     }
 
-    fn closed(&self) -> ActorError {
-        ActorError::Closed { actor: Arc::clone(&self.about.name) }
+    fn closed(&self) -> Box<ActorError> {
+        Box::new(ActorError::Closed { actor: Arc::clone(&self.about.name) })
     }
 
     fn wake(&self) {
@@ -386,7 +386,7 @@ impl<A: Actor> AnyMailbox for Mailbox<A> {
             Phase::Open => {}
             Phase::Draining => return Poll::Ready(Err(Refusal::Closed(self.closed()))),
             Phase::Ended(exit) => {
-                return Poll::Ready(Err(Refusal::Closed(exit.refusal(&self.about.name))));
+                return Poll::Ready(Err(Refusal::Closed(Box::new(exit.refusal(&self.about.name)))));
             }
         }
         if let Some(ticket) = place.ticket {
