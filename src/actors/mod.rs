@@ -100,10 +100,16 @@
 //! | `link`, `outbox` | how do agents talk, and what do they keep on disk? |
 
 mod actor_ref;
+#[cfg(feature = "redis")]
+mod agent;
 mod ask;
 mod blocking;
+#[cfg(feature = "redis")]
+mod chain_job;
 mod clock;
 pub mod controller;
+#[cfg(feature = "redis")]
+mod coordinator;
 mod error;
 mod feed;
 // Public for `benches/hop.rs` alone, and no promise to anybody else; so are `link` and `outbox`.
@@ -129,8 +135,14 @@ mod threads;
 pub mod worker;
 
 pub use actor_ref::{ActorRef, Ended, Recipient};
+#[cfg(feature = "redis")]
+pub use agent::{AgentError, AgentOptions, NodeAgent};
 pub use ask::{Ask, TellWait};
+#[cfg(feature = "redis")]
+pub use chain_job::{CHAIN_JOB, ChainJobs};
 pub use clock::{Clock, Interval, Sleep, Tick};
+#[cfg(feature = "redis")]
+pub use coordinator::{JobOptions, JobPhase, JobProgress, JobRun, JobStore, JobStoreError, explain};
 pub use error::{ActorError, TellError};
 pub use notice::TaskChange;
 pub use shutdown::ShutdownReport;

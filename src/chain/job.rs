@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
+use super::value::Value;
+
 /// Which keys a job is about, and in what order.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -60,6 +62,16 @@ pub enum Builtin {
     },
     /// Removes keys without blocking the node.
     Unlink,
+}
+
+impl Builtin {
+    /// The result where no key matches.
+    pub fn of_nothing(&self) -> Value {
+        match self {
+            Builtin::CountBy { .. } => Value::Map(BTreeMap::new()),
+            Builtin::Count | Builtin::Sum { .. } | Builtin::Expire { .. } | Builtin::Unlink => Value::Int(0),
+        }
+    }
 }
 
 /// EXPIRE's own conditions.
@@ -186,7 +198,7 @@ impl Default for Limits {
         Limits {
             max_block_micros: 2_000,
             max_state_bytes: 4 << 20,
-            max_replans: 64,
+            max_replans: 20,
             node_timeout_millis: 10_000,
             retain: 1,
         }

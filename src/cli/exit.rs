@@ -14,7 +14,6 @@ pub(crate) enum Exit {
     /// What was asked for makes no sense.
     Usage,
     /// A result, but not the whole one.
-    #[allow(dead_code)] // for chain jobs
     Partial,
     /// Somebody cancelled it.
     Cancelled,
@@ -41,6 +40,9 @@ pub(crate) enum Failure {
     /// It was tried and failed.
     #[error("{0}")]
     Failed(String),
+    /// Somebody cancelled it.
+    #[error("{0}")]
+    Cancelled(String),
 }
 
 impl Failure {
@@ -56,6 +58,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => Exit::Usage,
             Failure::Failed(_) => Exit::Failed,
+            Failure::Cancelled(_) => Exit::Cancelled,
         }
     }
 }

@@ -3,13 +3,16 @@
 //! Results go to standard output, logs and progress to standard error. Each subcommand is a module with its `Args` and
 //! a `run` that answers an [`Exit`] or says what went wrong.
 
+mod agent;
 mod api;
 mod completions;
 mod doctor;
 mod exit;
+mod job;
 mod logging;
 mod output;
 mod redis;
+mod stop;
 mod table;
 mod task;
 
@@ -38,6 +41,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant)] // parsed once, and used at once
 enum Command {
+    /// Run chain jobs: batch work that moves to the data of a Redis Cluster
+    Job(job::Args),
+    /// Run an agent beside a cache node
+    Agent(agent::Args),
     /// Create, list, show, cancel and update tasks through a controller
     Task(task::Args),
     /// Say what can be reached, in which versions, and what is missing
@@ -76,6 +83,8 @@ pub(crate) fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<Exit, Failure> {
     match command {
+        Command::Job(args) => job::run(args),
+        Command::Agent(args) => agent::run(args),
         Command::Task(args) => task::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run::<Cli>(args),

@@ -244,11 +244,11 @@ impl HopMachine {
     ) {
         let hop = state.hop_id();
         let Some(held) = self.unhold(&from) else { return };
+        if self.held.contains_key(&hop) || self.done.contains(&hop) || self.retained.contains(&hop) {
+            return self.done(from, out); // it was here already: this one is what a crash has made run twice
+        }
         self.done.insert(from.clone());
         out.push(HopEffect::Note { record: Record::Moved { from, hop: hop.clone(), state: state.clone() } });
-        if self.held.contains_key(&hop) || self.done.contains(&hop) {
-            return; // it was here already: this one is what a crash has made run twice
-        }
         let held = Held { state, phase: Phase::Queued, durable: false, ack_to: Vec::new(), ..held };
         self.hold(hop.clone(), held);
         self.enqueue(now, &hop, out);

@@ -1,0 +1,156 @@
+//! Runs one hop: one bounded call after the other, on one node, until the hop is done, aborted or given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::AgentInput;
+use super::actor::AgentActor;
+use crate::actors::ActorRef;
+use crate::chain::frame;
+use crate::chain::hop::HopInput;
+use crate::chain::state::{HopId, HopReport, JobState, KeyError, MAX_ERRORS, PlanNode};
+use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner};
+
+/// A running hop is checkpointed when both have passed since the last time: what a crash runs again is bounded, and a
+/// hop of few large units does not spend its time on checkpoints.
+const CHECKPOINT_UNITS: u64 = 64;
+const CHECKPOINT_EVERY: Duration = Duration::from_millis(50);
+
+/// Waits between attempts to reach a node that does not answer.
+const RETRY_MIN: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// What every hop of an agent needs.
+#[derive(Debug)]
+pub(super) struct Tools {
+    /// How to reach the nodes.
+    pub(super) access: RedisAccess,
+    /// Rust jobs by name.
+    pub(super) natives: NativeJobs,
+    /// The agent's name in hop reports.
+    pub(super) name: String,
+}
+
+/// One hop under way.
+pub(super) struct HopRun {
+    pub(super) hop: HopId,
+    pub(super) state: JobState,
+    pub(super) tools: Arc<Tools>,
+    pub(super) abort: CancellationToken,
+    pub(super) agent: ActorRef<AgentActor>,
+}
+
+/// How a hop's work ended.
+enum End {
+    Done,
+    Aborted,
+}
+
+impl HopRun {
+    /// Works the hop off and tells the agent how it ended.
+    pub(super) async fn run(mut self) {
+        let ended = match self.state.due_node().cloned() {
+            Some(node) => self.work(&node).await,
+            // A state without a node due is the coordinator's: the machine never asks for it to be run.
+            None => End::Done,
+        };
+        let input = match ended {
+            End::Aborted => HopInput::Stopped { hop: self.hop.clone() },
+            End::Done => {
+                self.finish_report();
+                HopInput::Ran { hop: self.hop.clone(), state: Arc::new(self.state) }
+            }
+        };
+        tell(&self.agent, input).await;
+    }
+
+    async fn work(&mut self, node: &PlanNode) -> End {
+        let timeout = Duration::from_millis(self.state.job.limits.node_timeout_millis.into());
+        let mut answered = Instant::now();
+        let mut wait = RETRY_MIN;
+        loop {
+            let error = match self.advance_until_error(node, &mut answered, &mut wait).await {
+                Ok(end) => return end,
+                Err(error) => error,
+            };
+            if !error.is_transient() {
+                let reason = error.to_string();
+                self.state.failed = Some(KeyError { key: Vec::new(), node: node.id.clone(), reason });
+                return End::Done;
+            }
+            if answered.elapsed() >= timeout {
+                tracing::warn!(job = %self.hop.job, node = %node.redis, %error, "leaving the units of a hop open");
+                leave_open(&mut self.state, &error.to_string());
+                return End::Done;
+            }
+            tracing::debug!(job = %self.hop.job, node = %node.redis, %error, "trying a node again");
+            tokio::select! {
+                () = self.abort.cancelled() => return End::Aborted,
+                () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_MAX),
+            }
+        }
+    }
+
+    async fn advance_until_error(
+        &mut self,
+        node: &PlanNode,
+        answered: &mut Instant,
+        wait: &mut Duration,
+    ) -> Result<End, NodeError> {
+        let open = StepRunner::open(node, &self.state.job, &self.tools.access, &self.tools.natives);
+        let mut runner = tokio::select! {
+            () = self.abort.cancelled() => return Ok(End::Aborted),
+            runner = open => runner?,
+        };
+        let (mut units, mut checkpointed) = (0u64, Instant::now());
+        // A call that has been sent is waited for, also when the hop is to be aborted: its effects must be over
+        // before anyone is told that it has stopped.
+        while !self.abort.is_cancelled() {
+            match runner.advance(&mut self.state).await? {
+                Advance::HopDone => return Ok(End::Done),
+                Advance::Working { units: done } => units += u64::from(done),
+            }
+            (*answered, *wait) = (Instant::now(), RETRY_MIN);
+            if units >= CHECKPOINT_UNITS && checkpointed.elapsed() >= CHECKPOINT_EVERY {
+                let state = Arc::new(self.state.clone());
+                tell(&self.agent, HopInput::Checkpoint { hop: self.hop.clone(), state }).await;
+                (units, checkpointed) = (0, Instant::now());
+            }
+        }
+        Ok(End::Aborted)
+    }
+
+    fn finish_report(&mut self) {
+        let (hop, epoch) = (self.hop.hop, self.hop.epoch);
+        let Ok(sizes) = frame::encode_state(&self.state, &mut Vec::new()) else {
+            return; // what cannot be encoded cannot be sent either: the hand-off says so
+        };
+        // A node that never answered has left no report of this hop.
+        let of_this_hop = |report: &&mut HopReport| report.order == hop && report.epoch == epoch;
+        if let Some(report) = self.state.reports.last_mut().filter(of_this_hop) {
+            report.agent = self.tools.name.clone();
+            report.state_bytes = sizes.raw as u64;
+            report.state_bytes_compressed = sizes.sent as u64;
+        }
+    }
+}
+
+/// Passes over a node that does not answer. The units stay out of the ledger, so the coordinator plans them again.
+fn leave_open(state: &mut JobState, reason: &str) {
+    for slot in state.due_slots().iter().take(MAX_ERRORS) {
+        state.open.insert(slot, reason.to_owned());
+    }
+    // A sequence cannot go on behind a gap; everything else can.
+    let end = state.route.len() as u32;
+    state.position = if state.job.is_sequential() { end } else { (state.position + 1).min(end) };
+}
+
+async fn tell(agent: &ActorRef<AgentActor>, input: HopInput) {
+    if agent.tell_wait(AgentInput::Hop(input)).await.is_err() {
+        // The agent is gone, and with it everyone who could use this: what it holds durably is run again.
+        tracing::debug!("a hop outlived its agent");
+    }
+}

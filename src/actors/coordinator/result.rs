@@ -1,0 +1,115 @@
+//! How what was folded becomes a report.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::actor::Task;
+use crate::chain::combine;
+use crate::chain::job::{Combine, JobSpec, Step, Target};
+use crate::chain::message::EndReason;
+use crate::chain::report::JobReport;
+use crate::chain::run::{Goal, RunOutcome, RunRecord, Settled};
+use crate::chain::state::{NodeId, PlanNode};
+use crate::chain::value::Value;
+use crate::core::task::LifecycleStatus;
+use crate::node::{self, StepRunner};
+
+/// The report of a job that did not begin.
+pub(super) fn refused(job: &JobSpec, reason: &str, cancelled: bool) -> JobReport {
+    let status = if cancelled { LifecycleStatus::Cancelled } else { LifecycleStatus::Failed };
+    let mut report = JobReport::new(&job.id, status);
+    report.error = Some(reason.to_owned());
+    report
+}
+
+/// How many units there are, where that is known before the end.
+pub(super) fn units_total(job: &JobSpec, goal: &Goal) -> Option<u64> {
+    match (goal, &job.target) {
+        (Goal::Slots(slots), _) => Some(slots.len().into()),
+        (Goal::Sequence, Target::OrderedKeys(keys)) => Some(keys.len() as u64),
+        (Goal::Sequence, _) => None,
+    }
+}
+
+/// The report of a job that is over.
+pub(super) async fn report(
+    task: &Task,
+    record: RunRecord,
+    outcome: RunOutcome,
+    addresses: &BTreeMap<NodeId, String>,
+) -> JobReport {
+    let status = match outcome.status {
+        EndReason::Finished => LifecycleStatus::Finished,
+        EndReason::Failed => LifecycleStatus::Failed,
+        EndReason::Cancelled => LifecycleStatus::Cancelled,
+    };
+    let done = record.units_settled();
+    let mut report = JobReport::new(&record.spec.id, status);
+    report.partial = outcome.partial || status != LifecycleStatus::Finished;
+    report.error = outcome.reason.clone();
+    report.units.done = done;
+    report.units.total = units_total(&record.spec, &record.goal).unwrap_or(done);
+    report.plan.epoch = record.epoch;
+    report.keys = record.settled.tally.into();
+    let name = |node: &NodeId| addresses.get(node).unwrap_or(node).clone();
+    for hop in &record.settled.reports {
+        report.add_hop(hop, name(&hop.node));
+    }
+    for error in &record.settled.errors {
+        report.add_error(error, name(&error.node));
+    }
+    match fold(task, &record).await {
+        Ok(value) => report.result = value.to_json(),
+        // The job is done, its result is not: that must not pass for a result.
+        Err(reason) => {
+            report.status = LifecycleStatus::Failed;
+            report.partial = true;
+            report.error.get_or_insert(reason);
+        }
+    }
+    report
+}
+
+/// One value from all that came back.
+async fn fold(task: &Task, record: &RunRecord) -> Result<Value, String> {
+    let job = &record.spec;
+    let mut runner = None;
+    let mut acc = record.settled.acc.clone();
+    for delta in deltas(&record.settled) {
+        acc = match &job.combine {
+            Combine::Merge => {
+                let runner = ready(&mut runner, task).await?;
+                runner.merge(acc, delta).await.map_err(|error| error.to_string())?
+            }
+            combine => combine::fold(combine, acc, delta).map_err(|error| error.to_string())?,
+        };
+    }
+    let acc = combine::finish(&job.combine, acc);
+    if let (Step::Builtin(builtin), Value::Nil) = (&job.step, &acc) {
+        return Ok(builtin.of_nothing());
+    }
+    if !matches!(job.step, Step::Lua(_) | Step::Native(_)) {
+        return Ok(acc); // only these can bring a `finish` of their own
+    }
+    let runner = ready(&mut runner, task).await?;
+    runner.finish(acc).await.map_err(|error| error.to_string())
+}
+
+fn deltas(settled: &Settled) -> impl Iterator<Item = Value> + '_ {
+    settled.parts.iter().flat_map(|part| part.accs.iter().cloned())
+}
+
+/// A runner on any node: what it runs touches no key.
+async fn ready<'a>(runner: &'a mut Option<StepRunner>, task: &Task) -> Result<&'a mut StepRunner, String> {
+    if runner.is_none() {
+        let options = &task.options;
+        let view =
+            node::discover(&options.seeds, &options.access).await.map_err(|error| error.to_string())?;
+        let node = view.nodes.first().ok_or("the cluster has no nodes any more")?;
+        let node = PlanNode { id: node.id.clone(), redis: node.redis.clone(), agent: None };
+        let opened = StepRunner::open(&node, &Arc::clone(&task.job), &options.access, &options.natives).await;
+        *runner = Some(opened.map_err(|error| error.to_string())?);
+    }
+    // cannot fail: it has just been set
+    runner.as_mut().ok_or_else(|| "no runner".to_owned())
+}

@@ -1,0 +1,69 @@
+//! `skald agent`: an agent beside one cache node.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use skalds::actors::{ActorSystem, AgentOptions, NodeAgent};
+
+use super::exit::{Exit, Failure};
+use super::output;
+use super::redis::RedisArgs;
+use super::stop;
+
+/// How long hops under way have to come to a stop.
+const SHUTDOWN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    redis: RedisArgs,
+    /// Where other agents and coordinators connect; port 0 chooses one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// The address that they are told, where it is another one
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Where job states are kept until the next agent has them; each agent needs a directory of its own
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    /// Hops that run at once on one node
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    per_node: usize,
+    /// Listen on addresses that other machines reach. Nothing is authenticated or encrypted yet: whoever reaches the
+    /// port can run jobs
+    #[arg(long)]
+    allow_remote: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
+    let (access, seeds) = args.redis.access()?.ok_or_else(|| {
+        Failure::usage("say which node it stands beside: --redis redis://host:port (or REDIS_URL)")
+    })?;
+    let [redis] = &seeds[..] else {
+        return Err(Failure::usage("an agent stands beside one node; give --redis one address"));
+    };
+    let options = AgentOptions {
+        listen: Some(args.listen),
+        advertise: args.advertise,
+        redis: Some(redis.clone()),
+        access,
+        data_dir: Some(args.data),
+        allow_remote: args.allow_remote,
+        per_node: args.per_node,
+        ..AgentOptions::default()
+    };
+    let system = ActorSystem::start().map_err(Failure::failed)?;
+    let inside = system.clone();
+    let served = system.block_on(async move {
+        let agent = NodeAgent::start(&inside, options).await.map_err(Failure::failed)?;
+        output::ready("agent", &[("listen", &agent.address()), ("redis", redis)])?;
+        let ended = tokio::select! {
+            signal = stop::requested() => { tracing::info!(%signal, "stopping"); Ok(Exit::Finished) }
+            () = agent.ended() => Err(Failure::failed("the agent has ended; the log says why")),
+        };
+        agent.stop().await;
+        inside.shutdown(SHUTDOWN).await;
+        ended
+    });
+    served.map_err(Failure::failed)?
+}

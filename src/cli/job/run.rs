@@ -1,0 +1,176 @@
+//! `skald job run` and `skald job plan`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use skalds::actors::{ActorSystem, JobOptions, JobRun, explain};
+use skalds::chain::job::JobSpec;
+use skalds::chain::report::JobReport;
+
+use super::spec::JobArgs;
+use super::watch::{self, Watch};
+use super::{report_of, show, task_path};
+use crate::cli::api::{Api, ApiArgs};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::output;
+use crate::cli::redis::RedisArgs;
+
+/// How long everything may take to end after the report.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+/// How often a controller is asked how a job goes.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    redis: RedisArgs,
+    #[command(flatten)]
+    api: ApiArgs,
+    /// The job's id; made up when left out. A write job that is run again under its id changes nothing twice
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+    /// Hand the job to the controller at --api, as a task, and follow it there
+    #[arg(long)]
+    submit: bool,
+    /// With --submit: print the id and do not wait
+    #[arg(long, requires = "submit")]
+    detach: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    redis: RedisArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn options(redis: &RedisArgs) -> Result<JobOptions, Failure> {
+    let (access, seeds) = redis.access()?.ok_or_else(|| {
+        Failure::usage("say where the cluster is: --redis redis://host:port (or REDIS_URL)")
+    })?;
+    Ok(JobOptions::new(seeds, access))
+}
+
+pub(super) fn plan(args: PlanArgs) -> Result<Exit, Failure> {
+    let options = options(&args.redis)?;
+    let job = args.job.into_spec("plan".into()).map_err(Failure::usage)?;
+    let system = ActorSystem::start().map_err(Failure::failed)?;
+    let explained = system.block_on(async move { explain(&job, &options).await }).map_err(Failure::failed)?;
+    let (_, explanation) = explained.map_err(Failure::failed)?;
+    if args.json {
+        output::json(&json!(explanation))?
+    } else {
+        output::line(&explanation)?
+    }
+    Ok(Exit::Finished)
+}
+
+pub(super) fn run(args: RunArgs) -> Result<Exit, Failure> {
+    let id = args.id.clone().unwrap_or_else(|| format!("job-{}", uuid::Uuid::now_v7().simple()));
+    if args.submit {
+        return submit(args, id);
+    }
+    let options = options(&args.redis)?;
+    let job = args.job.into_spec(id).map_err(Failure::usage)?;
+    let system = ActorSystem::start().map_err(Failure::failed)?;
+    let (quiet, inside) = (args.quiet || args.json, system.clone());
+    let report = system.block_on(async move {
+        let report = follow(&inside, job, options, quiet).await;
+        inside.shutdown(SHUTDOWN).await;
+        report
+    });
+    finish(&report.map_err(Failure::failed)??, args.json)
+}
+
+fn finish(report: &JobReport, json: bool) -> Result<Exit, Failure> {
+    if json {
+        output::json(&json!(report))?
+    } else {
+        show::report(report)?
+    }
+    Ok(show::exit(report))
+}
+
+/// Runs the job in this process and shows how it goes. Ctrl-C cancels it; a second one leaves at once.
+async fn follow(
+    system: &ActorSystem,
+    job: JobSpec,
+    options: JobOptions,
+    quiet: bool,
+) -> Result<JobReport, Failure> {
+    let mut run = JobRun::start(system, job, options).map_err(Failure::failed)?;
+    let mut progress = run.progress();
+    let mut watch = Watch::new(quiet);
+    let mut cancelled = false;
+    loop {
+        tokio::select! {
+            report = run.report() => {
+                watch.end();
+                return report.map_err(Failure::failed);
+            }
+            Ok(()) = progress.changed() => watch.show(&progress.borrow_and_update()),
+            Ok(()) = tokio::signal::ctrl_c() => {
+                if cancelled {
+                    return Err(Failure::Cancelled("left at once: what was under way may still end on the nodes".into()));
+                }
+                eprintln!("cancelling; press Ctrl-C again to leave at once");
+                cancelled = true;
+                run.cancel();
+            }
+        }
+    }
+}
+
+/// Hands the job to a controller as a task of class `ChainJob`.
+fn submit(args: RunArgs, id: String) -> Result<Exit, Failure> {
+    let (_, seeds) = args.redis.access()?.ok_or_else(|| {
+        Failure::usage("say where the cluster is, as the Skald reaches it: --redis redis://host:port")
+    })?;
+    let job = args.job.into_spec(id.clone()).map_err(Failure::usage)?;
+    let redis: Vec<String> = seeds.iter().map(|seed| format!("redis://{seed}")).collect();
+    let api = Api::new(&args.api);
+    let task = json!({
+        "id": id, "className": "ChainJob", "source": "skald job run", "priority": job.priority,
+        "attachments": { "redis": redis, "job": job },
+    });
+    api.post("/api/tasks", &task)?;
+    if args.detach {
+        output::line(&id)?;
+        return Ok(Exit::Finished);
+    }
+    loop {
+        let task = api.get(&task_path(&id))?;
+        let status = task.get("lifecycleStatus").and_then(Value::as_str).unwrap_or_default();
+        if matches!(status, "Finished" | "Failed" | "Cancelled") {
+            return match report_of(&task) {
+                Some(report) => finish(&report, args.json),
+                None => Err(without_report(&task, status)),
+            };
+        }
+        if !args.quiet {
+            eprintln!("{}", watch::line_of(&task));
+        }
+        std::thread::sleep(ASK_EVERY);
+    }
+}
+
+fn without_report(task: &Value, status: &str) -> Failure {
+    let error = task.get("skalds").and_then(|skalds| skalds.get("lastError")).and_then(Value::as_str);
+    let said = error.map(|error| format!(": {error}")).unwrap_or_default();
+    match status {
+        "Cancelled" => Failure::Cancelled(format!("the job was cancelled{said}")),
+        _ => Failure::failed(format!("the job ended as {status}{said}")),
+    }
+}

@@ -1,0 +1,224 @@
+//! What a job answers when nothing goes wrong, in direct mode and over agents.
+
+use serde_json::{Value, json};
+
+use crate::agents::Agents;
+use crate::support::{RedisServer, Version};
+use crate::{finished, orders, three_masters, words};
+
+/// Keys of every kind that a glob or a codec could stumble over, all in `odd:*`.
+fn odd_keys() -> Vec<Vec<u8>> {
+    let plain = [
+        "odd:a b",
+        "odd:line\nbreak",
+        "odd:\"quoted\"",
+        "odd:'q'",
+        "odd:{tag}x",
+        "odd:ümlaut",
+        "odd:*?[x]",
+        "odd:",
+    ];
+    let mut keys: Vec<Vec<u8>> = plain.iter().map(|key| key.as_bytes().to_vec()).collect();
+    keys.extend([b"odd:\0nul".to_vec(), b"odd:\xff\xfe\x80".to_vec(), b"odd:\r\n$5\r\n".to_vec()]);
+    keys
+}
+
+#[test]
+fn counts_equal_the_truth_with_and_without_agents() {
+    let cluster = three_masters();
+    let (commands, truth) = orders(20_000);
+    cluster.load(commands);
+    cluster.load((0..2_000).map(|number| words(&["SET", &format!("other:{number}"), "x"])));
+    let count_by = ["count-by", "status", "--match", "order:*"];
+
+    let direct = finished(&cluster.url(), &count_by);
+    assert_eq!(direct["result"], truth);
+    assert_eq!(direct["keys"], json!({"visited": 22_000, "matched": 20_000, "errors": 0}));
+    assert!(direct["hops"].as_array().unwrap().iter().all(|hop| hop["agent"] == "direct"));
+
+    let agents = Agents::beside(&cluster);
+    let over_agents =
+        finished(&cluster.url(), &[&count_by[..], &["--agents", "require", "--chains", "1"]].concat());
+    assert_eq!(over_agents["result"], truth);
+    assert_eq!(over_agents["plan"]["chains"][0].as_array().unwrap().len(), 3, "{over_agents:#}");
+    let mut ran: Vec<&Value> =
+        over_agents["hops"].as_array().unwrap().iter().map(|hop| &hop["agent"]).collect();
+    ran.sort_by_key(|agent| agent.to_string());
+    let mut addresses: Vec<&str> = agents.all.iter().map(|agent| agent.address.as_str()).collect();
+    addresses.sort_unstable();
+    assert_eq!(ran, addresses, "each node's own agent ran its hop");
+    for hop in over_agents["hops"].as_array().unwrap() {
+        assert!(hop["stateBytes"].as_u64().unwrap() > 0 && hop["keys"].as_u64().unwrap() > 5_000, "{hop}");
+    }
+}
+
+#[test]
+fn every_built_in_does_what_it_says() {
+    let cluster = three_masters();
+    let (commands, _) = orders(3_000);
+    cluster.load(commands);
+    let url = cluster.url();
+    assert_eq!(finished(&url, &["count", "--match", "*"])["result"], 3_000);
+    assert_eq!(finished(&url, &["sum", "total", "--match", "order:*"])["result"], 3_000 * 2_999 / 2);
+    let expired = finished(&url, &["expire", "1day", "--match", "order:1*", "--jitter", "10%"]);
+    assert_eq!(expired["result"], 1_111);
+    for node in cluster.masters() {
+        let ttl: i64 = match node.try_query(&["TTL", "order:1"]) {
+            Ok(ttl) => ttl,
+            Err(_) => continue, // another node's key
+        };
+        assert!((86_000..=86_400 * 11 / 10).contains(&ttl), "{ttl}");
+    }
+    assert_eq!(
+        finished(&url, &["expire", "2days", "--match", "*", "--only-if", "none"])["result"],
+        3_000 - 1_111
+    );
+    assert_eq!(finished(&url, &["unlink", "--match", "order:2*"])["result"], 1_111);
+    assert_eq!(cluster.key_count(), 3_000 - 1_111);
+}
+
+#[test]
+fn keys_may_hold_any_byte() {
+    let cluster = three_masters();
+    let keys = odd_keys();
+    cluster.load(keys.iter().map(|key| vec![b"SET".to_vec(), key.clone(), b"1".to_vec()]));
+    assert_eq!(finished(&cluster.url(), &["count", "--match", "odd:*"])["result"], keys.len());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    let listed: Vec<&Vec<u8>> =
+        keys.iter().filter(|key| !key.contains(&b'\n') && !key.contains(&b'\r')).collect();
+    std::fs::write(
+        &file,
+        listed.iter().fold(Vec::new(), |text, key| [text, key.to_vec(), b"\n".to_vec()].concat()),
+    )
+    .unwrap();
+    let counted = finished(&cluster.url(), &["count", "--keys-file", file.to_str().unwrap()]);
+    assert_eq!(counted["result"], listed.len());
+    assert_eq!(finished(&cluster.url(), &["unlink", "--match", "odd:*"])["result"], keys.len());
+    assert_eq!(cluster.key_count(), 0);
+}
+
+#[test]
+fn an_empty_cluster_and_a_pattern_that_matches_nothing_are_answers() {
+    let cluster = three_masters();
+    for job in [["count", "--match", "*"], ["count", "--match", "nobody:*"]] {
+        let report = finished(&cluster.url(), &job);
+        assert_eq!(report["keys"], json!({"visited": 0, "matched": 0, "errors": 0}));
+        assert_eq!(report["units"], json!({"done": 16_384, "total": 16_384}));
+        assert_eq!(report["result"], 0);
+    }
+    cluster.load([words(&["SET", "somebody", "1"])]);
+    let report = finished(&cluster.url(), &["count-by", "status", "--match", "nobody:*"]);
+    assert_eq!(report["keys"], json!({"visited": 1, "matched": 0, "errors": 0}), "{report:#}");
+    assert_eq!(report["result"], json!({}));
+}
+
+#[test]
+fn lists_walks_lua_and_raw_scripts_give_what_they_should() {
+    let cluster = three_masters();
+    cluster.load((0..300).map(|number| {
+        words(&[
+            "HSET",
+            &format!("n:{number}"),
+            "value",
+            &number.to_string(),
+            "next",
+            &format!("n:{}", number + 1),
+        ])
+    }));
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let walk = write(
+        "walk.lua",
+        "function each(key, acc) return (acc or 0) + redis.call('HGET', key, 'value') end\n\
+         function next(key, acc)\n\
+           local follow = redis.call('HGET', key, 'next')\n\
+           if follow ~= args.stop then return follow end\n\
+         end\n\
+         function finish(acc) return { total = acc } end\n",
+    );
+    let walked = finished(&cluster.url(), &["--lua", &walk, "--start", "n:10", "--arg", "stop=n:101"]);
+    assert_eq!(walked["result"], json!({"total": (10..=100).sum::<u64>()}));
+    assert!(walked["hops"].as_array().unwrap().len() > 3, "it moved to the keys: {walked:#}");
+
+    let order = write(
+        "order.lua",
+        "function each(key, acc)\n  return (acc or '') .. string.sub(key, 3) .. ' '\nend\n",
+    );
+    let keys = write("keys", "n:5\nn:3\nn:299\nn:3\nn:0\n");
+    let ordered = finished(&cluster.url(), &["--lua", &order, "--keys-file", &keys, "--ordered"]);
+    assert_eq!(ordered["result"], "5 3 299 3 0 ");
+
+    let raw = write(
+        "raw.lua",
+        "local n, cursor = 0, '0'\n\
+         repeat\n\
+           local page = redis.call('SCAN', cursor, 'MATCH', ARGV[1], 'COUNT', 100)\n\
+           cursor = page[1]\n\
+           n = n + #page[2]\n\
+         until cursor == '0'\n\
+         return n\n",
+    );
+    let counted = finished(&cluster.url(), &["--raw", &raw, "--yes-blocking", "--match", "n:*"]);
+    assert_eq!(counted["result"], 300);
+    let notes = counted["hops"][0]["notes"].to_string();
+    assert!(notes.contains("exact"), "the report says what a raw script cannot promise: {notes}");
+}
+
+#[test]
+fn writes_are_applied_once_and_a_second_run_under_the_same_id_changes_nothing() {
+    let cluster = three_masters();
+    cluster.load((0..2_000).map(|number| words(&["SET", &format!("user:{number}"), "0"])));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("incr.lua");
+    std::fs::write(
+        &file,
+        "function each(key, acc)\n  redis.call('INCR', key)\n  return (acc or 0) + 1\nend\n",
+    )
+    .unwrap();
+    let job = ["--lua", file.to_str().unwrap(), "--write", "--match", "user:*", "--id", "incr-1"];
+    assert_eq!(finished(&cluster.url(), &job)["result"], 2_000);
+    assert_eq!(finished(&cluster.url(), &job)["result"], 2_000, "the recorded deltas");
+    let sum = finished(
+        &cluster.url(),
+        &[
+            "--lua",
+            &{
+                let file = folder.path().join("sum.lua");
+                std::fs::write(
+                    &file,
+                    "function each(key, acc) return (acc or 0) + redis.call('GET', key) end\n",
+                )
+                .unwrap();
+                file.to_str().unwrap().to_owned()
+            },
+            "--match",
+            "user:*",
+        ],
+    );
+    assert_eq!(sum["result"], 2_000, "each key was written once");
+}
+
+#[test]
+fn a_single_server_is_walked_page_by_page() {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+        let server = RedisServer::start(version, &[]);
+        let (commands, truth) = orders(5_000);
+        crate::support::load(&server, commands);
+        let report = finished(&server.url(), &["count-by", "status", "--match", "order:*"]);
+        assert_eq!(report["result"], truth, "{version:?}");
+    }
+}
+
+#[test]
+fn a_slot_of_200_000_keys_among_small_ones_is_counted_exactly() {
+    let cluster = three_masters();
+    cluster.load((0..200_000).map(|number| words(&["SET", &format!("big:{{tag}}:{number}"), "1"])));
+    cluster.load((0..5_000).map(|number| words(&["SET", &format!("big:{number}"), "1"])));
+    let report = finished(&cluster.url(), &["count", "--match", "big:*"]);
+    assert_eq!(report["result"], 205_000);
+}

@@ -1,0 +1,133 @@
+//! Processes that die in the middle of a job.
+
+use serde_json::Value;
+
+use crate::agents::Agents;
+use crate::support::{Process, wait_until};
+use crate::{PATIENCE, SLOW_COUNT, orders, report, script_calls, three_masters};
+
+#[test]
+fn an_agent_that_is_killed_goes_on_from_its_checkpoint() {
+    let cluster = three_masters();
+    let (commands, truth) = orders(30_000);
+    cluster.load(commands);
+    let mut agents = Agents::beside(&cluster);
+    let url = cluster.url();
+    let arguments = [
+        "--log",
+        "warn",
+        "job",
+        "run",
+        "--redis",
+        &url,
+        "--json",
+        "--lua",
+        SLOW_COUNT,
+        "--arg",
+        "spin=20000",
+        "--match",
+        "order:*",
+        "--agents",
+        "require",
+        "--chains",
+        "1",
+    ];
+    let before: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    let job = Process::skald(&arguments);
+    // Whichever node the chain has come to: its agent is in the middle of its hop.
+    let busy = || {
+        let under_way = |(node, before): (_, &u64)| script_calls(node) >= before + 40;
+        cluster.masters().iter().zip(&before).position(under_way)
+    };
+    wait_until(PATIENCE, "a node is in the middle of its hop", || busy().is_some());
+    let victim = busy().unwrap();
+    agents.all[victim].process.kill_hard();
+    agents.all[victim].restart();
+    let ended = job.wait(PATIENCE);
+    let report: Value = report(&ended);
+    assert_eq!(ended.code, Some(0), "{report:#} {}", ended.stderr);
+    assert_eq!(report["result"], truth);
+    assert_eq!(report["keys"]["matched"], 30_000, "no unit is lost or folded twice: {report:#}");
+    assert_eq!(report["units"]["done"], 16_384);
+}
+
+#[test]
+fn an_agent_that_does_not_come_back_is_planned_around() {
+    let cluster = three_masters();
+    let (commands, truth) = orders(30_000);
+    cluster.load(commands);
+    let mut agents = Agents::beside(&cluster);
+    let url = cluster.url();
+    let arguments = [
+        "--log",
+        "warn",
+        "job",
+        "run",
+        "--redis",
+        &url,
+        "--json",
+        "--lua",
+        SLOW_COUNT,
+        "--arg",
+        "spin=20000",
+        "--match",
+        "order:*",
+        "--chains",
+        "3",
+    ];
+    let before = script_calls(&cluster.masters()[1]);
+    let job = Process::skald(&arguments);
+    let node = &cluster.masters()[1];
+    wait_until(PATIENCE, "the node is in the middle of its hop", || script_calls(node) >= before + 40);
+    agents.all[1].process.kill_hard();
+    let ended = job.wait(PATIENCE);
+    let report: Value = report(&ended);
+    assert_eq!(ended.code, Some(0), "{report:#} {}", ended.stderr);
+    assert_eq!(report["result"], truth);
+    assert_eq!(report["keys"]["matched"], 30_000, "{report:#}");
+    assert!(report["plan"]["epoch"].as_u64().unwrap() >= 2, "{report:#}");
+}
+
+#[test]
+fn ctrl_c_cancels_and_nothing_follows() {
+    let cluster = three_masters();
+    let (commands, _) = orders(30_000);
+    cluster.load(commands);
+    let agents = Agents::beside(&cluster);
+    let url = cluster.url();
+    let arguments = [
+        "--log",
+        "warn",
+        "job",
+        "run",
+        "--redis",
+        &url,
+        "--json",
+        "--lua",
+        SLOW_COUNT,
+        "--arg",
+        "spin=20000",
+        "--match",
+        "order:*",
+        "--agents",
+        "require",
+    ];
+    let node = &cluster.masters()[0];
+    let before = script_calls(node);
+    let job = Process::skald(&arguments);
+    wait_until(PATIENCE, "the job is under way", || script_calls(node) >= before + 20);
+    job.interrupt();
+    let ended = job.wait(PATIENCE);
+    let report = report(&ended);
+    assert_eq!(
+        (ended.code, &report["status"]),
+        (Some(130), &"Cancelled".into()),
+        "{report:#} {}",
+        ended.stderr
+    );
+    assert_eq!(report["partial"], true);
+    // The agents have said that nothing of it follows: so the nodes are asked for nothing more.
+    let calls: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    drop(agents);
+    assert_eq!(calls, cluster.masters().iter().map(script_calls).collect::<Vec<_>>());
+}
