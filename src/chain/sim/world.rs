@@ -173,6 +173,9 @@ impl World {
         if !expected.contains(&outcome.status) {
             return Err(format!("unexpected end: {outcome:?}"));
         }
+        if let Some(error) = record.settled.errors.first() {
+            return Err(format!("a chain was refused: {}", error.reason));
+        }
         let mut tokens = tokens_of(&record.settled.acc);
         for part in &record.settled.parts {
             let folded: Vec<i64> = part.accs.iter().flat_map(tokens_of).collect();
@@ -503,6 +506,41 @@ impl World {
         }
     }
 
+    /// When an agent forgets a hop, a later one of its chain is on somebody's disk, synced, or the chain is over.
+    fn check_copies(&mut self, agent: usize, done: &HopId) {
+        let live = |record: &RunRecord| {
+            record.live.iter().any(|chain| (chain.epoch, chain.chain) == (done.epoch, done.chain))
+        };
+        let known = self.run.as_ref().is_none_or(|run| live(run.record()));
+        if !known || !self.disk.as_ref().is_some_and(|record| live(record)) {
+            return;
+        }
+        let later = |hop: &HopId| (hop.epoch, hop.chain) == (done.epoch, done.chain) && hop.hop > done.hop;
+        let copy = self.agents.iter().any(|agent| {
+            agent.log[..agent.synced].iter().any(|record| match record {
+                Record::Held { hop, .. } | Record::Moved { hop, .. } => later(hop),
+                Record::Retained { hop, .. } | Record::Done { hop } => later(hop),
+                Record::Fence { .. } | Record::Recalled { .. } | Record::Ended { .. } => false,
+            })
+        });
+        if !copy {
+            self.violation = Some(format!("agent {agent} forgets {done:?}, and nobody has it"));
+        }
+    }
+
+    /// The same for the coordinator: a return is acknowledged when its fold is on the disk.
+    fn check_folded(&mut self, message: &Message) {
+        let Message::Ack(ack) = message else { return };
+        for hop in &ack.hops {
+            let folded = self.disk.as_ref().is_some_and(|record| {
+                record.returned.contains(&(hop.epoch, hop.chain)) || hop.epoch < record.fence()
+            });
+            if !folded {
+                self.violation = Some(format!("the coordinator acknowledges {hop:?} too early"));
+            }
+        }
+    }
+
     /// An acknowledgement lets the sender forget the hop: it must be on this agent's disk, synced.
     fn check_promise(&mut self, agent: usize, message: &Message) {
         let Message::Ack(ack) = message else { return };
@@ -585,7 +623,12 @@ impl World {
                     let (upto, delay) = (self.agents[agent].log.len(), self.rng.i64(1..15));
                     self.schedule(delay, Event::Synced { party: agent, life, ticket, upto });
                 }
-                HopEffect::Note { record } => self.agents[agent].log.push(record),
+                HopEffect::Note { record } => {
+                    if let Record::Done { hop } = &record {
+                        self.check_copies(agent, hop);
+                    }
+                    self.agents[agent].log.push(record);
+                }
                 HopEffect::Send { to: Link::Conn(conn), message } => {
                     self.check_promise(agent, &message);
                     self.send(agent, conn, message);
@@ -716,6 +759,7 @@ impl World {
                     self.schedule(1, Event::Planned { life, input });
                 }
                 RunEffect::Send { to, message } => {
+                    self.check_folded(&message);
                     let to = number(&to);
                     match self.parties[COORDINATOR].dialled.get(&to) {
                         Some(conn) => self.send(COORDINATOR, *conn, message),
