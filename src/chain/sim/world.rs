@@ -190,6 +190,10 @@ impl World {
             }
             return self.cluster.check(&tokens);
         }
+        // There was time enough to tell everybody who is still there.
+        if let Some(agent) = outcome.unconfirmed.iter().find(|agent| !self.parties[number(agent)].gone) {
+            return Err(format!("{agent} is there and was not told of the end"));
+        }
         let distinct: BTreeSet<&i64> = tokens.iter().collect();
         if distinct.len() != tokens.len() { Err(format!("folded twice: {tokens:?}")) } else { Ok(()) }
     }
