@@ -67,9 +67,10 @@ pub struct RunMachine {
     /// Agents that are planned around, and when they are tried again.
     lost: BTreeSet<String>,
     knock: Backoff,
-    /// A plan has been asked for, or a comparison of the primaries.
+    /// A plan has been asked for.
     planning: bool,
-    verifying: bool,
+    /// A comparison of the primaries has been asked for, and when it is asked for again.
+    verifying: Option<Backoff>,
     verified: bool,
     /// When the last plan came in, and when the last chain ended or a plan failed.
     planned_at: Millis,
@@ -146,7 +147,8 @@ impl RunMachine {
         machine
     }
 
-    fn with_record(config: RunConfig, record: RunRecord, now: Millis) -> Self {
+    fn with_record(config: RunConfig, mut record: RunRecord, now: Millis) -> Self {
+        record.begin(config.incarnation);
         RunMachine {
             fence: record.fence(),
             record: Arc::new(record),
@@ -159,7 +161,7 @@ impl RunMachine {
             lost: BTreeSet::new(),
             knock: Backoff { at: now, wait: config.resend_max },
             planning: false,
-            verifying: false,
+            verifying: None,
             verified: false,
             planned_at: now,
             idle_since: now,
@@ -222,7 +224,7 @@ impl RunMachine {
             RunInput::Connected { agent } => self.connected(&agent, out),
             RunInput::AgentLost { agent } => self.agent_lost(now, agent),
             RunInput::Verified { gone } => {
-                self.verified = std::mem::take(&mut self.verifying);
+                self.verified = self.verifying.take().is_some();
                 if self.record.ending.is_none()
                     && self.record.settled.parts.iter().any(|part| gone.contains(&part.key))
                 {
@@ -321,7 +323,8 @@ impl RunMachine {
             }
         });
         let knock = (!self.lost.is_empty()).then_some(self.knock.at);
-        chains.chain(self.plan_at()).chain(knock).min()
+        let verify = self.verifying.map(|again| again.at);
+        chains.chain(self.plan_at()).chain(knock).chain(verify).min()
     }
 
     fn attach_all(&self, out: &mut Vec<RunEffect>) {

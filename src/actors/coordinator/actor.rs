@@ -155,7 +155,7 @@ impl CoordinatorActor {
                     let look = async move { planning::gone(&task.options, parts).await };
                     ctx.spawn(look.into_actor(self).map(|gone, coordinator: &mut Self, ctx| match gone {
                         Ok(gone) => coordinator.input(RunInput::Verified { gone }, ctx),
-                        // Unanswered: the rules ask again at their next tick.
+                        // Unanswered: the rules ask again after a while.
                         Err(error) => tracing::warn!(%error, "cannot verify which primaries are still there"),
                     }));
                 }
@@ -295,7 +295,7 @@ impl CoordinatorActor {
                 (false, true) => JobPhase::Planning,
                 (false, false) => JobPhase::Running,
             },
-            epoch: record.epoch,
+            epoch: record.plan_number(record.epoch),
             units_done: machine.units_done(),
             units_total: result::units_total(&record.spec, &record.goal),
             tally,

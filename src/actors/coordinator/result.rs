@@ -9,7 +9,7 @@ use crate::chain::job::{Combine, JobSpec, Step, Target};
 use crate::chain::message::EndReason;
 use crate::chain::report::JobReport;
 use crate::chain::run::{Goal, RunOutcome, RunRecord, Settled};
-use crate::chain::state::{NodeId, PlanNode};
+use crate::chain::state::{HopReport, NodeId, PlanNode};
 use crate::chain::value::Value;
 use crate::core::task::LifecycleStatus;
 use crate::node::{self, StepRunner};
@@ -49,11 +49,12 @@ pub(super) async fn report(
     report.error = outcome.reason.clone();
     report.units.done = done;
     report.units.total = units_total(&record.spec, &record.goal).unwrap_or(done);
-    report.plan.epoch = record.epoch;
+    report.plan.epoch = record.plan_number(record.epoch);
     report.keys = record.settled.tally.into();
     let name = |node: &NodeId| addresses.get(node).unwrap_or(node).clone();
     for hop in &record.settled.reports {
-        report.add_hop(hop, name(&hop.node));
+        let hop = HopReport { epoch: record.plan_number(hop.epoch), ..hop.clone() };
+        report.add_hop(&hop, name(&hop.node));
     }
     for error in &record.settled.errors {
         report.add_error(error, name(&error.node));

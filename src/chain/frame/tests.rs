@@ -17,7 +17,16 @@ const CAP: usize = 4 << 20;
 
 fn spec() -> JobSpec {
     let target = Target::Pattern(b"order:*".to_vec());
-    JobSpec::new("job-1", target, Step::Native("step".into()), Combine::Sum, Access::Read)
+    let mut spec = JobSpec::new("job-1", target, Step::Native("step".into()), Combine::Sum, Access::Read);
+    // Named one by one: the golden bytes do not change with a default.
+    spec.limits = Limits {
+        max_block_micros: 2_000,
+        max_state_bytes: 4 << 20,
+        max_replans: 20,
+        node_timeout_millis: 10_000,
+        retain: 1,
+    };
+    spec
 }
 
 fn state() -> JobState {

@@ -61,7 +61,7 @@ impl HopMachine {
 
     pub(super) fn end(&mut self, now: Millis, from: Option<Link>, end: End, out: &mut Vec<HopEffect>) {
         let End { job, why } = end;
-        let retryable = why == EndReason::Failed;
+        let retryable = why != EndReason::Cancelled;
         if self.jobs.end(now, &job, retryable) {
             let incarnation = self.jobs.entry(now, &job).incarnation;
             let record = Record::Ended { job: job.clone(), incarnation, retryable };

@@ -108,7 +108,7 @@ impl Jobs {
         true
     }
 
-    /// Raises the fence; takes up a failed job again under a higher incarnation. `None`: it has ended for good, or
+    /// Raises the fence; takes up an ended job again under a higher incarnation. `None`: it has ended for good, or
     /// the incarnation is lower than one seen before; else whether anything is new.
     pub(super) fn fence(&mut self, now: Millis, job: &str, epoch: u32, incarnation: u64) -> Option<bool> {
         let entry = self.entry(now, job);

@@ -39,7 +39,7 @@ pub enum Record {
         /// The hop.
         hop: HopId,
     },
-    /// Epochs of a job below this one are refused. Takes up a failed job again when the incarnation is a higher one.
+    /// Epochs of a job below this one are refused. Takes up an ended job again when the incarnation is a higher one.
     Fence {
         /// The job.
         job: String,
@@ -59,7 +59,8 @@ pub enum Record {
         job: String,
         /// The highest incarnation that had attached.
         incarnation: u64,
-        /// It failed: an attach under a higher incarnation (the task's next attempt) takes it up again.
+        /// It was not cancelled: an attach under a higher incarnation (the task's next attempt, or its next time)
+        /// takes it up again.
         retryable: bool,
     },
 }

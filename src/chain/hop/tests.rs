@@ -298,10 +298,10 @@ fn a_hop_that_ends_while_it_is_aborted_counts_as_stopped() {
 }
 
 #[test]
-fn a_failed_job_is_taken_up_again_by_the_next_attempt() {
+fn a_job_that_was_not_cancelled_is_taken_up_again_by_a_later_incarnation() {
     let mut rig = Rig::new();
     rig.attach(5, 1);
-    rig.end(EndReason::Failed);
+    rig.end(EndReason::Finished);
     rig.persisted();
     assert_eq!(rig.attach(6, 1).len(), 1, "the same attempt hears that it has ended");
     let fence = Record::Fence { job: "j".into(), epoch: 6, incarnation: 2 };

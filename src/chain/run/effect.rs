@@ -87,7 +87,8 @@ pub enum RunEffect {
         /// Agents that are not there: plan around them.
         lost: BTreeSet<String>,
     },
-    /// Compare the replication ids with those of the primaries now; answer [`RunInput::Verified`].
+    /// Compare the replication ids with those of the primaries now; answer [`RunInput::Verified`]. Asked again, at
+    /// growing distances, until it is answered.
     Verify {
         /// Under which the job has written.
         parts: Vec<PartKey>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::chains::first_send;
-use super::{Goal, LiveChain, RunEffect, RunMachine};
+use super::{Backoff, Goal, LiveChain, RunEffect, RunMachine};
 use crate::chain::job::Access;
 use crate::chain::message::EndReason;
 use crate::chain::state::JobState;
@@ -20,8 +20,8 @@ impl RunMachine {
             let writes = self.record.spec.access != Access::Read && !self.record.settled.parts.is_empty();
             if !writes || self.verified {
                 self.begin_end(now, EndReason::Finished, None);
-            } else if !self.verifying {
-                self.verifying = true;
+            } else if self.verifying.as_mut().is_none_or(|again| again.is_due(now, &self.config)) {
+                self.verifying.get_or_insert(Backoff::new(now, &self.config));
                 let parts = self.record.settled.parts.iter().map(|part| part.key.clone()).collect();
                 out.push(RunEffect::Verify { parts });
             }
@@ -53,7 +53,7 @@ impl RunMachine {
 
     /// When the next plan is due; `None` while there is nothing to be planned.
     pub(super) fn plan_at(&self) -> Option<Millis> {
-        let nothing = self.planning || self.verifying || self.record.is_complete();
+        let nothing = self.planning || self.verifying.is_some() || self.record.is_complete();
         let alone = self.record.live.is_empty();
         match self.record.goal {
             _ if nothing => None,
@@ -139,7 +139,7 @@ impl RunMachine {
         let known = self.record.agents.clone();
         let record = self.change();
         record.epoch = epoch;
-        record.replans += u32::from(epoch > 1);
+        record.replans += u32::from(record.plan_number(epoch) > 1);
         record.settled.open.extend(uncovered);
         record.settled.trim_open();
         for state in chains {

@@ -15,6 +15,9 @@ use crate::chain::value::Value;
 /// How many hop reports are kept.
 pub const MAX_REPORTS: usize = 10_000;
 
+/// Room for this many bits of plans in one incarnation of a task.
+const EPOCH_BITS: u32 = 12;
+
 /// What must be done for a job to be finished.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Goal {
@@ -99,8 +102,10 @@ pub struct RunRecord {
     pub spec: Arc<JobSpec>,
     /// What has to be done.
     pub goal: Goal,
-    /// The last plan's number; 0: none was made yet.
+    /// The last plan's number, or `first_epoch`: none was made yet.
     pub epoch: u32,
+    /// What the plans are numbered from; see [`RunRecord::plan_number`].
+    pub first_epoch: u32,
     /// What is folded.
     pub settled: Settled,
     /// Chains on their way.
@@ -129,6 +134,7 @@ impl RunRecord {
             spec,
             goal,
             epoch: 0,
+            first_epoch: 0,
             settled: Settled::default(),
             live: Vec::new(),
             returned: BTreeSet::new(),
@@ -138,6 +144,21 @@ impl RunRecord {
             replans: 0,
             ending: None,
             over: false,
+        }
+    }
+
+    /// The epoch as people count plans: from 1.
+    pub fn plan_number(&self, epoch: u32) -> u32 {
+        epoch.saturating_sub(self.first_epoch)
+    }
+
+    /// Numbers the plans of a run that has not begun from above all those of earlier incarnations of its task: what an
+    /// agent still holds of one of those must never be taken for this one's.
+    pub(super) fn begin(&mut self, incarnation: u64) {
+        if self.epoch == 0 {
+            let before = u32::try_from(incarnation.saturating_sub(1)).unwrap_or(u32::MAX);
+            self.first_epoch = before.min(u32::MAX >> EPOCH_BITS) << EPOCH_BITS;
+            self.epoch = self.first_epoch;
         }
     }
 

@@ -485,6 +485,7 @@ fn writes_under_a_primary_that_is_gone_are_done_again() {
     let out = rig.returns("a1", &back(&plan, &[0, 1]));
     let key = |slot: u16| PartKey { node: format!("n{slot}"), replication_id: "r".into() };
     assert_eq!(out, [RunEffect::Verify { parts: vec![key(0), key(1)] }]);
+    assert_eq!(rig.wait(), out, "asked again while there is no answer");
     let out = rig.input(RunInput::Verified { gone: vec![key(1)] });
     assert_eq!(needs_plan(&out), Some((2, vec![1], vec![])));
     rig.persisted();
@@ -540,4 +541,19 @@ fn a_record_survives_the_codec() {
     let mut bytes = Vec::new();
     crate::chain::frame::encode_run(record, &mut bytes).unwrap();
     assert_eq!(&crate::chain::frame::decode_run(&bytes).unwrap(), record);
+}
+
+#[test]
+fn later_incarnations_number_their_plans_above_all_earlier_ones() {
+    let next = |incarnation, record: RunRecord| {
+        let config = RunConfig { incarnation, ..RunConfig::default() };
+        let machine = RunMachine::recover(config, record, 0, &mut Vec::new());
+        (machine.record().epoch + 1, machine.record().clone())
+    };
+    let fresh = || RunRecord::new(spec(Access::Read), Goal::Slots(SlotSet::range(0, 1)));
+    assert_eq!(next(1, fresh()).0, 1);
+    let (third, record) = next(3, fresh());
+    assert_eq!((third, record.plan_number(third)), (8_193, 1));
+    assert_eq!(next(4, record).0, third, "a takeover goes on with the record");
+    assert!(next(u64::MAX, fresh()).0 > third);
 }
