@@ -5,13 +5,20 @@
 
 mod agent;
 mod api;
+mod backends;
 mod completions;
+mod controller;
+mod dev;
 mod doctor;
 mod exit;
 mod job;
 mod logging;
+mod node;
 mod output;
 mod redis;
+mod run;
+mod serve;
+mod skald;
 mod stop;
 mod table;
 mod task;
@@ -45,6 +52,14 @@ enum Command {
     Job(job::Args),
     /// Run an agent beside a cache node
     Agent(agent::Args),
+    /// Run a controller and a Skald in one process, with durable storage and the API on loopback
+    Dev(dev::Args),
+    /// Run the tasks of a workers file, here and now
+    Run(run::Args),
+    /// Run a Skald that takes its tasks from a controller
+    Node(node::Args),
+    /// Run a controller: the API, the dispatcher and the monitor
+    Controller(controller::Args),
     /// Create, list, show, cancel and update tasks through a controller
     Task(task::Args),
     /// Say what can be reached, in which versions, and what is missing
@@ -85,6 +100,10 @@ fn run(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Job(args) => job::run(args),
         Command::Agent(args) => agent::run(args),
+        Command::Dev(args) => dev::run(args),
+        Command::Node(args) => node::run(args),
+        Command::Controller(args) => controller::run(args),
+        Command::Run(args) => run::run(args),
         Command::Task(args) => task::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run::<Cli>(args),

@@ -38,7 +38,7 @@ impl RedisArgs {
 }
 
 /// The first line of a file: editors end it with a newline that is not meant.
-fn read_password(file: &Path) -> Result<String, Failure> {
+pub(crate) fn read_password(file: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         Failure::usage(format!("cannot read the password file {}: {error}", file.display()))
     })?;

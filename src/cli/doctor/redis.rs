@@ -99,7 +99,7 @@ fn missing(node: &NodeView) -> Vec<&'static str> {
         missing.push("too old, 6.2 is the oldest that jobs are written for");
     }
     if !since((7, 4), (9, 0)) {
-        missing.push("no TTL per hash field (Redis 7.4, Valkey 9)");
+        missing.push("no TTL per hash field (Redis 7.4, Valkey 9): it is emulated");
     }
     if !since((7, 4), (8, 0)) {
         missing.push("scripts have no clock and SCAN does not go by slots (Redis 7.4, Valkey 8): slots are taken whole");

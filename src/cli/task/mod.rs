@@ -6,6 +6,7 @@ mod view;
 
 use clap::Subcommand;
 use serde_json::{Value, json};
+use skalds::core::task::Task;
 
 use self::view::TaskView;
 use super::api::{Api, ApiArgs, query, segment};
@@ -100,6 +101,15 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         Command::Cancel(args) => cancel(&api, &args.ids),
         Command::Update(args) => update(&api, args),
     }
+}
+
+/// Tasks that are here, as `skald task list` shows those of a controller.
+pub(crate) fn table_of(tasks: &[Task]) -> Result<String, Failure> {
+    let views = tasks
+        .iter()
+        .map(|task| TaskView::read(&serde_json::to_value(task).map_err(Failure::failed)?))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(show::list(&views, jiff::Timestamp::now().as_millisecond()))
 }
 
 /// The API's path of one task.

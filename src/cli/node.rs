@@ -1,0 +1,47 @@
+//! `skald node`: a Skald that runs what a controller assigns to it.
+
+use std::path::PathBuf;
+
+use skalds::actors::ActorSystem;
+
+use super::backends::{self, CacheArgs};
+use super::exit::{Exit, Failure};
+use super::skald::{SHUTDOWN, SkaldArgs};
+use super::{output, stop};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A node shares a folder and a Redis with its controller, so they run on one machine; adapters for MongoDB and Kafka, which
+let them run on several, come with a later version.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    skald: SkaldArgs,
+    /// The folder with the tasks, shared with the controller
+    #[arg(long, value_name = "FOLDER", env = "SKALD_DATA", help_heading = "Backends")]
+    data: PathBuf,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
+    args.cache.required()?;
+    let system = ActorSystem::start().map_err(Failure::failed)?;
+    let inside = system.clone();
+    let ran = async move {
+        let opened = backends::open(Some(&args.data), &args.cache).await?;
+        let builder = args.skald.builder()?.backends(opened.backends.clone());
+        let skald = builder.start(&inside).map_err(Failure::failed)?;
+        skald.ready().await;
+        output::ready("node", &[("skald", &skald.id())])?;
+        let ended = tokio::select! {
+            signal = stop::requested() => {
+                tracing::info!(%signal, "stopping");
+                Ok(Exit::Finished)
+            }
+            exit = skald.ended() => Err(Failure::failed(format!("the skald has ended: {exit:?}"))),
+        };
+        inside.shutdown(SHUTDOWN).await;
+        ended
+    };
+    system.block_on(ran).map_err(Failure::failed)?
+}

@@ -1,0 +1,103 @@
+//! What the subcommands that serve the API have in common.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+
+use skalds::actors::controller::SystemController;
+use skalds::actors::{ActorSystem, TaskError};
+use skalds::config::workers_file;
+use skalds::core::submission::NewTask;
+use skalds::web::{self, ApiServer};
+
+use super::exit::Failure;
+
+/// Where the API listens.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "The API")]
+pub(crate) struct ListenArgs {
+    /// Where the API listens; port 0 chooses one. SYSTEM_CONTROLLER_HOST and SYSTEM_CONTROLLER_PORT say it too
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Listen on addresses that other machines reach. Nothing is authenticated or encrypted yet: whoever reaches the
+    /// port can run any program that a task may name
+    #[arg(long, env = "SKALD_ALLOW_REMOTE")]
+    allow_remote: bool,
+}
+
+impl ListenArgs {
+    /// Serves the API of a controller.
+    pub(crate) fn serve(
+        &self,
+        system: &ActorSystem,
+        controller: &SystemController,
+    ) -> Result<ApiServer, Failure> {
+        let listen = match &self.listen {
+            Some(listen) => listen.clone(),
+            None => from_environment(|name| std::env::var(name).ok()),
+        };
+        let addresses: Vec<SocketAddr> = listen
+            .to_socket_addrs()
+            .map_err(|error| {
+                Failure::usage(format!("cannot listen on {listen:?}, write host:port: {error}"))
+            })?
+            .collect();
+        if let Some(remote) =
+            addresses.iter().find(|address| !address.ip().is_loopback() && !self.allow_remote)
+        {
+            return Err(Failure::usage(format!(
+                "{remote} can be reached from other machines, and nothing is authenticated yet; \
+                 listen on 127.0.0.1, or say --allow-remote"
+            )));
+        }
+        web::serve(&addresses[..], system.clone(), controller.clone())
+            .map_err(|error| Failure::failed(format!("cannot listen on {listen}: {error}")))
+    }
+}
+
+/// The Python package listens everywhere unless told otherwise; here nothing is reachable that was not asked to be.
+fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> String {
+    let set = |name, default: &str| {
+        lookup(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.into())
+    };
+    format!("{}:{}", set("SYSTEM_CONTROLLER_HOST", "127.0.0.1"), set("SYSTEM_CONTROLLER_PORT", "8000"))
+}
+
+/// Submits the tasks of a workers file that are not there yet. Says how many it has.
+pub(crate) async fn submit_file(controller: &SystemController, file: &Path) -> Result<usize, Failure> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("cannot read the workers file {name}: {error}")))?;
+    let workers = workers_file::parse(&name, &text).map_err(Failure::usage)?;
+    let count = workers.len();
+    for (id, worker) in workers {
+        let task = NewTask {
+            id: Some(id.clone()),
+            name: worker.name,
+            description: worker.description,
+            source: Some("YAML".to_owned()),
+            attachments: worker.attachments,
+            ..NewTask::new(worker.class_name)
+        };
+        match controller.submit(task).await {
+            Ok(_) => {}
+            Err(TaskError::Taken(_)) => {
+                tracing::info!(task = id, "this task of the workers file is there already")
+            }
+            Err(error) => return Err(Failure::failed(format!("{name}: {id}: {error}"))),
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::from_environment;
+
+    #[test]
+    fn the_address_is_loopback_unless_the_environment_says_otherwise() {
+        assert_eq!(from_environment(|_| None), "127.0.0.1:8000");
+        let set = |name: &str| (name == "SYSTEM_CONTROLLER_PORT").then(|| "9".to_owned());
+        assert_eq!(from_environment(set), "127.0.0.1:9");
+        assert_eq!(from_environment(|_| Some("x".into())), "x:x");
+    }
+}

@@ -1,0 +1,194 @@
+//! The subcommands that serve, as processes: `dev`, `run`, `node`, `controller`, with `task` as their client.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::{Finished, Process, RedisServer, Version, wait_until};
+
+const SOON: Duration = Duration::from_secs(30);
+
+const WORKERS: &str = "\
+TaskWorkers:
+  first:
+    className: Command
+    isPersistent: false
+    attachments: { argv: [\"sh\", \"-c\", \"echo out; cat\"], colour: red }
+  second:
+    className: Command
+    isPersistent: false
+    attachments: { argv: [\"true\"] }
+";
+
+/// A client of one controller.
+struct Client(String);
+
+impl Client {
+    fn task(&self, arguments: &[&str]) -> Finished {
+        Process::run(SOON, &[&["task", "--api", &self.0], arguments].concat())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let ended = self.task(&[arguments, &["--json"]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
+    #[track_caller]
+    fn wait_for_status(&self, id: &str, status: &str) {
+        wait_until(SOON, &format!("{id} to be {status}"), || {
+            self.json(&["show", id])["lifecycleStatus"] == status
+        });
+    }
+}
+
+fn dev(folder: &Path, more: &[&str]) -> (Process, Client) {
+    let data = folder.join("data");
+    let fixed = ["dev", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()];
+    let mut process = Process::skald(&[&fixed, more].concat());
+    let api = process.ready_value(SOON, "api");
+    (process, Client(api))
+}
+
+fn workers_file(folder: &Path, text: &str) -> String {
+    let file = folder.join("workers.yml");
+    std::fs::write(&file, text).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn dev_runs_the_tasks_of_a_file_and_keeps_them_when_it_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = workers_file(folder.path(), WORKERS);
+    let (mut process, client) = dev(folder.path(), &["--workers", &file]);
+    for id in ["first", "second"] {
+        client.wait_for_status(id, "Finished");
+    }
+    wait_until(SOON, "the program's output to be logged", || process.stderr().contains("\"colour\":\"red\""));
+    let created = client.task(&["create", "Nobody", "--id", "waits", "--priority", "7", "-a", "n=30"]);
+    assert_eq!((created.code, created.stdout.as_str()), (Some(0), "waits\n"), "{}", created.stderr);
+    process.kill_hard();
+
+    let (process, client) = dev(folder.path(), &["--workers", &file]);
+    let page = client.json(&["list"]);
+    assert_eq!(page["total"], 3);
+    let task = client.json(&["show", "waits"]);
+    assert_eq!((&task["priority"], &task["attachments"]["n"]), (&7.into(), &30.into()));
+    let shown = client.task(&["show", "first"]).stdout;
+    assert!(shown.contains("status        Finished") && shown.contains("attempt       1"), "{shown}");
+
+    let updated = client.task(&["update", "waits", "--attachments", r#"{"n": 31}"#]);
+    assert_eq!(updated.code, Some(0), "{}", updated.stderr);
+    assert_eq!(client.json(&["show", "waits"])["attachments"]["n"], 31);
+    let cancelled = client.task(&["cancel", "waits", "nothing"]);
+    assert_eq!((cancelled.code, cancelled.stdout.as_str()), (Some(1), "waits\n"));
+    assert!(cancelled.stderr.contains("there is no task \"nothing\""), "{}", cancelled.stderr);
+    assert_eq!(client.json(&["show", "waits"])["lifecycleStatus"], "Cancelled");
+
+    let second = Process::run(SOON, &["dev", "--data", folder.path().join("data").to_str().unwrap()]);
+    assert_eq!(second.code, Some(1));
+    assert!(second.stderr.contains("another skald uses it"), "{}", second.stderr);
+    process.terminate();
+    assert_eq!(process.wait(SOON).code, Some(0));
+}
+
+#[test]
+fn a_waiting_client_ends_as_the_task_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_process, client) = dev(folder.path(), &[]);
+    let create = |id: &str, script: &str| {
+        let argv = format!("argv={}", serde_json::json!(["sh", "-c", script]));
+        client.task(&["create", "Command", "--id", id, "-a", &argv, "--max-attempts", "1", "--wait"])
+    };
+    assert_eq!(create("good", "exit 0").code, Some(0));
+    let bad = create("bad", "echo trouble >&2; exit 3");
+    assert_eq!(bad.code, Some(1));
+    assert!(bad.stderr.contains("trouble"), "{}", bad.stderr);
+    let argv = r#"argv=["sleep","600"]"#;
+    let arguments = ["task", "--api", &client.0, "create", "Command", "--id", "long", "-a", argv, "--wait"];
+    let waiting = Process::skald(&arguments);
+    client.wait_for_status_once_there("long", "Running");
+    assert_eq!(client.task(&["cancel", "long"]).code, Some(0));
+    assert_eq!(waiting.wait(SOON).code, Some(130));
+}
+
+impl Client {
+    /// As `wait_for_status`, for a task that somebody else is just creating.
+    #[track_caller]
+    fn wait_for_status_once_there(&self, id: &str, status: &str) {
+        wait_until(SOON, &format!("{id} to be there"), || self.task(&["show", id]).code == Some(0));
+        self.wait_for_status(id, status);
+    }
+}
+
+#[test]
+fn run_ends_with_its_tasks_and_with_the_worst_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = Process::run(SOON, &["run", &workers_file(folder.path(), WORKERS), "--until-done"]);
+    assert_eq!(good.code, Some(0), "{}", good.stderr);
+    assert_eq!(good.stdout.matches("Finished").count(), 2, "{}", good.stdout);
+
+    let bad = WORKERS.replace("\"true\"", "\"false\"");
+    let bad =
+        Process::run(SOON, &["run", &workers_file(folder.path(), &bad), "--until-done", "--retries", "0"]);
+    assert_eq!(bad.code, Some(1), "{}{}", bad.stdout, bad.stderr);
+    assert!(bad.stdout.contains("Failed"), "{}", bad.stdout);
+
+    let nonsense = Process::run(SOON, &["run", &workers_file(folder.path(), "TaskWorkers: 5")]);
+    assert_eq!(nonsense.code, Some(2), "{}", nonsense.stderr);
+}
+
+#[test]
+fn run_hands_back_what_it_runs_when_it_is_told_to_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = WORKERS.replace("\"true\"", "\"sleep\", \"600\"");
+    let mut process = Process::skald(&["run", &workers_file(folder.path(), &text)]);
+    process.ready(SOON);
+    process.interrupt();
+    assert_eq!(process.wait(SOON).code, Some(0));
+}
+
+#[test]
+fn a_controller_and_its_nodes_share_a_folder_and_a_redis() {
+    let redis = RedisServer::start(Version::V8, &["--requirepass", "hunter2"]);
+    let folder = tempfile::tempdir().unwrap();
+    let password = folder.path().join("password");
+    std::fs::write(&password, "hunter2\n").unwrap();
+    let (data, address) = (folder.path().join("data"), redis.address());
+    let shared = [
+        "--data",
+        data.to_str().unwrap(),
+        "--redis",
+        &address,
+        "--password-file",
+        password.to_str().unwrap(),
+    ];
+    let mut controller = Process::skald(&[&["controller", "--listen", "127.0.0.1:0"], &shared[..]].concat());
+    let client = Client(controller.ready_value(SOON, "api"));
+    let mut nodes: Vec<Process> = ["one", "two"]
+        .map(|id| Process::skald(&[&["node", "--id", id], &shared[..]].concat()))
+        .into_iter()
+        .collect();
+    nodes.iter_mut().for_each(|node| {
+        node.ready(SOON);
+    });
+    let ids: Vec<String> = (0..6).map(|number| format!("task-{number}")).collect();
+    for id in &ids {
+        let created = client.task(&["create", "Command", "--id", id, "-a", r#"argv=["sleep","0.3"]"#]);
+        assert_eq!(created.code, Some(0), "{}", created.stderr);
+    }
+    ids.iter().for_each(|id| client.wait_for_status(id, "Finished"));
+    let said = format!("{}{}", controller.stderr(), nodes[0].stderr());
+    assert!(!said.contains("hunter2"), "{said}");
+    let alone = Process::run(SOON, &["node", "--data", data.to_str().unwrap()]);
+    assert_eq!(alone.code, Some(2), "{}", alone.stderr);
+}
+
+#[test]
+fn nothing_listens_where_others_reach_it_unless_it_is_told_to() {
+    let refused = Process::run(SOON, &["dev", "--in-memory", "--listen", "0.0.0.0:0"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("--allow-remote"), "{}", refused.stderr);
+}
