@@ -7,6 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::core::SkaldCore;
+use crate::actors::worker::Held;
 use crate::backend::{BackendError, Delivery, Event, EventSubscription};
 use crate::config::env::SkaldMode;
 use crate::core::event::{TaskEvent, UpdateTaskWorkerEvent, read};
@@ -14,6 +15,8 @@ use crate::core::lifecycle::Change;
 use crate::core::names::{TASK_ASSIGN, TASK_CANCEL, TASK_UPDATE_ATTACHMENT, TASK_WORKER_UPDATE, TESTING};
 use crate::core::task::LifecycleStatus;
 
+/// How often a task that is being started is looked at, every 5 ms, before its news is left to the sweep.
+const STARTING_LOOKS: u32 = 200;
 /// How many events are handled at once; together they are acknowledged.
 const BATCH: usize = 256;
 
@@ -142,7 +145,7 @@ impl SkaldCore {
         if let Heard::Assigned = heard {
             return self.take(id).await;
         }
-        let Some(held) = self.held(id) else { return Ok(()) };
+        let Some(held) = self.held_soon(id).await else { return Ok(()) };
         match heard {
             Heard::Assigned => {}
             Heard::Changed => held.refresh().await?,
@@ -161,6 +164,20 @@ impl SkaldCore {
             }
         }
         Ok(())
+    }
+}
+
+impl SkaldCore {
+    /// The task, also when it is just being started: what is said about it then must not be lost.
+    async fn held_soon(&self, id: &str) -> Option<Arc<Held>> {
+        for _ in 0..STARTING_LOOKS {
+            match self.held(id) {
+                None if self.knows(id) => self.tasks.clock.sleep(Duration::from_millis(5)).await,
+                held => return held,
+            }
+        }
+        self.sweep_now.notify_one();
+        None
     }
 }
 

@@ -73,7 +73,7 @@ impl Actor for WorkerActor {
         let life = async move {
             let ending = work(worker, &held, grace).await;
             held.close();
-            told(settle(&held, ending).await);
+            told(Box::pin(settle(&held, ending)).await);
         };
         ctx.spawn(life.into_actor(self).map(|(), _, ctx| ctx.stop()));
     }

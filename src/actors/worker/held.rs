@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::{Mutex, Notify, watch};
 
@@ -146,7 +147,13 @@ impl Held {
     }
 
     /// Changes the document. Whatever is found in it meanwhile is passed on to the worker.
-    pub(crate) async fn change(&self, change: &Change) -> Result<Task, TaskError> {
+    ///
+    /// Boxed: a change moves whole documents about, and an idle worker should not keep room for them.
+    pub(crate) fn change<'a>(&'a self, change: &'a Change) -> BoxFuture<'a, Result<Task, TaskError>> {
+        Box::pin(self.change_document(change))
+    }
+
+    async fn change_document(&self, change: &Change) -> Result<Task, TaskError> {
         let mut document = self.document.lock().await;
         let mut changed = self.tasks.change_from(document.clone(), change).await?;
         if let Changed::Refused(..) = changed {
