@@ -1,10 +1,12 @@
-//! An actix-web application with an actor system inside: one supervised actor of the application's own.
+//! An actix-web application with an actor system inside: one supervised actor of the application's own, and beside
+//! its own paths the API of a controller.
 //!
 //! ```text
 //! cargo run --example inside_actix_web_app [-- 127.0.0.1:8080]
 //! curl -X POST http://127.0.0.1:8080/visits/start      the count of a page, one more each time
 //! curl -X POST http://127.0.0.1:8080/visits/panic      a panic in the actor: this request fails with its text,
 //!                                                      the actor is made again, the application goes on
+//! curl http://127.0.0.1:8080/api/tasks                 the tasks of the controller; see `skalds::web` for more
 //! curl http://127.0.0.1:8080/metrics                   what the system counts
 //! ```
 //! Ctrl-C stops the server first, then drains the actors.
@@ -12,8 +14,12 @@
 use std::{collections::HashMap, time::Duration};
 
 use actix::prelude::*;
-use actix_web::{App, HttpResponse, HttpServer, Responder, get, post, web};
+use actix_web::{App, HttpResponse, HttpServer, Responder, post, web};
+use skalds::actors::controller::SystemController;
+use skalds::actors::skald::Skald;
+use skalds::actors::worker::command::{self, Command};
 use skalds::actors::{ActorError, ActorRef, ActorSystem, Restart, Spec, Stage};
+use skalds::backend::Backends;
 
 /// Counts visits. A plain actix actor: nothing in it knows of the system around it.
 #[derive(Default)]
@@ -51,13 +57,6 @@ async fn visit(page: web::Path<String>, visits: web::Data<ActorRef<Visits>>) -> 
     }
 }
 
-#[get("/metrics")]
-async fn metrics(system: web::Data<ActorSystem>) -> impl Responder {
-    HttpResponse::Ok()
-        .content_type("application/openmetrics-text; version=1.0.0; charset=utf-8")
-        .body(system.metrics_text())
-}
-
 #[actix_web::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:8080".into());
@@ -69,9 +68,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             .stage(Stage::Store),
     )?;
 
-    let (shared, actor) = (web::Data::new(system.clone()), web::Data::new(visits));
+    let backends = Backends::in_memory()?;
+    let controller = SystemController::builder().backends(backends.clone()).start(&system)?;
+    Skald::builder().backends(backends).register::<Command>(command::CLASS).start(&system)?;
+
+    let (inside, actor) = (system.clone(), web::Data::new(visits));
     let server = HttpServer::new(move || {
-        App::new().app_data(shared.clone()).app_data(actor.clone()).service(visit).service(metrics)
+        let (system, controller) = (inside.clone(), controller.clone());
+        App::new()
+            .app_data(actor.clone())
+            .service(visit)
+            .configure(|config| skalds::web::configure(config, system, controller))
     })
     .bind(&address)?;
     for bound in server.addrs() {

@@ -28,8 +28,9 @@ enum LogFormat {
 impl LogArgs {
     /// Everything that is logged from here on goes to standard error.
     pub(crate) fn init(&self) {
-        let filter =
-            EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(self.level.as_str()));
+        // What the HTTP server says of its threads is of no use to those who run it.
+        let quiet = format!("{},actix_server=warn", self.level);
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {
             LogFormat::Text => builder.with_ansi(colored()).init(),
