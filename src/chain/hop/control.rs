@@ -20,7 +20,7 @@ impl HopMachine {
             return;
         };
         let entry = self.jobs.entry(now, &job);
-        entry.conn = Some(conn);
+        let moved = entry.conn.replace(conn) != Some(conn);
         let epoch = entry.fence;
         if news {
             out.push(HopEffect::Note { record: Record::Fence { job: job.clone(), epoch, incarnation } });
@@ -31,7 +31,9 @@ impl HopMachine {
             }
             self.retained.remove_below(&job, epoch);
         }
-        self.forwards.up(now, Dest::Coordinator(job.clone()), Link::Conn(conn), out);
+        if moved {
+            self.forwards.up(now, Dest::Coordinator(job.clone()), Link::Conn(conn), out);
+        }
         self.report(&job, conn, out);
     }
 
