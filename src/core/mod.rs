@@ -4,6 +4,7 @@
 //! Unix epoch) and seeds are arguments.
 
 pub mod attachments;
+mod change;
 pub mod event;
 pub mod judge;
 pub mod lease;
