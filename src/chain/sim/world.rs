@@ -1,15 +1,20 @@
 //! The simulated world: a clock, processes that crash, disks that lose what was not synced, and a network that loses,
 //! doubles, delays and reorders.
 
+mod agents;
+mod checks;
+mod coordinator;
+mod network;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use super::cluster::{Cluster, tokens_of};
+use super::cluster::Cluster;
 use super::{JobKind, Plan};
-use crate::chain::hop::{HopConfig, HopEffect, HopInput, HopMachine, Link, Record};
-use crate::chain::message::{EndReason, Message};
-use crate::chain::run::{Goal, PartKey, RunConfig, RunEffect, RunInput, RunMachine, RunOutcome, RunRecord};
+use crate::chain::hop::{HopConfig, HopInput, HopMachine, Link, Record};
+use crate::chain::message::Message;
+use crate::chain::run::{Goal, RunConfig, RunInput, RunMachine, RunOutcome, RunRecord};
 use crate::chain::state::{HopId, JobState};
 use crate::core::task::Millis;
 
@@ -162,42 +167,6 @@ impl World {
         self.disk.as_ref().map_or(0, |record| record.replans)
     }
 
-    fn check(&self, outcome: &RunOutcome) -> Result<(), String> {
-        let record = self.disk.as_ref().unwrap();
-        let expected: &[EndReason] = match (self.cancel_asked, self.plan.poison) {
-            (true, None) => &[EndReason::Cancelled, EndReason::Finished],
-            (true, Some(_)) => &[EndReason::Cancelled, EndReason::Failed],
-            (false, Some(_)) => &[EndReason::Failed],
-            (false, None) => &[EndReason::Finished],
-        };
-        if !expected.contains(&outcome.status) {
-            return Err(format!("unexpected end: {outcome:?}"));
-        }
-        if let Some(error) = record.settled.errors.first() {
-            return Err(format!("a chain was refused: {}", error.reason));
-        }
-        let mut tokens = tokens_of(&record.settled.acc);
-        for part in &record.settled.parts {
-            let folded: Vec<i64> = part.accs.iter().flat_map(tokens_of).collect();
-            if folded.len() != part.slots.len() as usize {
-                return Err(format!("the ledger and the values disagree: {part:?}"));
-            }
-            tokens.extend(folded);
-        }
-        if outcome.status == EndReason::Finished {
-            if record.settled.tally.visited < u64::from(self.plan.units) {
-                return Err(format!("tally {:?}", record.settled.tally));
-            }
-            return self.cluster.check(&tokens);
-        }
-        // There was time enough to tell everybody who is still there.
-        if let Some(agent) = outcome.unconfirmed.iter().find(|agent| !self.parties[number(agent)].gone) {
-            return Err(format!("{agent} is there and was not told of the end"));
-        }
-        let distinct: BTreeSet<&i64> = tokens.iter().collect();
-        if distinct.len() != tokens.len() { Err(format!("folded twice: {tokens:?}")) } else { Ok(()) }
-    }
-
     fn schedule_chaos(&mut self) {
         for _ in 0..self.plan.crashes {
             let party = self.rng.usize(..=AGENTS);
@@ -331,8 +300,6 @@ impl World {
             }
         }
     }
-
-    // ---- processes ----
 
     fn restart(&mut self, party: usize) {
         let state = &mut self.parties[party];
@@ -469,316 +436,6 @@ impl World {
             replan_min: 5,
             replan_max: 200,
         }
-    }
-
-    // ---- network ----
-
-    fn send(&mut self, from: usize, conn: u64, message: Message) {
-        let Some(Conn { from: dialler, to, open: true }) = self.conns.get(&conn) else { return };
-        let to = if from == *dialler { *to } else { *dialler };
-        let life = self.parties[to].life;
-        let copies = match self.rng.u8(..100) {
-            roll if roll < self.plan.loss => 0,
-            roll if roll < self.plan.loss + self.plan.doubling => 2,
-            _ => 1,
-        };
-        for _ in 0..copies {
-            let delay = if self.rng.u8(..20) == 0 { self.rng.i64(20..120) } else { self.rng.i64(1..10) };
-            self.schedule(delay, Event::Deliver { conn, to, life, message: message.clone() });
-        }
-    }
-
-    fn deliver(&mut self, conn: u64, to: usize, message: Message) {
-        let dialler = self.conns[&conn].from;
-        let peer = if dialler == to { self.conns[&conn].to } else { dialler };
-        if to == COORDINATOR {
-            if let Message::Ended { .. } = &message
-                && let Some(machine) = &self.agents[peer].machine
-            {
-                self.check_stopped(peer, machine.pending());
-            }
-            self.run_input(RunInput::Received { from: address(peer), message });
-        } else {
-            let from = if dialler == to { Link::Agent(address(peer)) } else { Link::Conn(conn) };
-            self.hop_input(to, HopInput::Received { from, message, bytes: 100 });
-        }
-    }
-
-    fn check_stopped(&mut self, agent: usize, pending: usize) {
-        if pending != 0 || !self.agents[agent].running.is_empty() {
-            self.violation = Some(format!("agent {agent} said Ended and still holds {pending} hops"));
-        }
-    }
-
-    /// When an agent forgets a hop, a later one of its chain is on somebody's disk, synced, or the chain is over.
-    fn check_copies(&mut self, agent: usize, done: &HopId) {
-        let live = |record: &RunRecord| {
-            record.live.iter().any(|chain| (chain.epoch, chain.chain) == (done.epoch, done.chain))
-        };
-        let known = self.run.as_ref().is_none_or(|run| live(run.record()));
-        if !known || !self.disk.as_ref().is_some_and(|record| live(record)) {
-            return;
-        }
-        let later = |hop: &HopId| (hop.epoch, hop.chain) == (done.epoch, done.chain) && hop.hop > done.hop;
-        let copy = self.agents.iter().any(|agent| {
-            agent.log[..agent.synced].iter().any(|record| match record {
-                Record::Held { hop, .. } | Record::Moved { hop, .. } => later(hop),
-                Record::Retained { hop, .. } | Record::Done { hop } => later(hop),
-                Record::Fence { .. } | Record::Recalled { .. } | Record::Ended { .. } => false,
-            })
-        });
-        if !copy {
-            self.violation = Some(format!("agent {agent} forgets {done:?}, and nobody has it"));
-        }
-    }
-
-    /// The same for the coordinator: a return is acknowledged when its fold is on the disk.
-    fn check_folded(&mut self, message: &Message) {
-        let Message::Ack(ack) = message else { return };
-        for hop in &ack.hops {
-            let folded = self.disk.as_ref().is_some_and(|record| {
-                record.returned.contains(&(hop.epoch, hop.chain)) || hop.epoch < record.fence()
-            });
-            if !folded {
-                self.violation = Some(format!("the coordinator acknowledges {hop:?} too early"));
-            }
-        }
-    }
-
-    /// An acknowledgement lets the sender forget the hop: it must be on this agent's disk, synced.
-    fn check_promise(&mut self, agent: usize, message: &Message) {
-        let Message::Ack(ack) = message else { return };
-        let disk = &self.agents[agent].log[..self.agents[agent].synced];
-        for hop in &ack.hops {
-            let names = |record: &Record| match record {
-                Record::Held { hop: other, .. }
-                | Record::Retained { hop: other, .. }
-                | Record::Done { hop: other } => other == hop,
-                Record::Moved { from, hop: other, .. } => from == hop || other == hop,
-                Record::Fence { .. } | Record::Recalled { .. } | Record::Ended { .. } => false,
-            };
-            if !disk.iter().any(names) {
-                self.violation =
-                    Some(format!("agent {agent} acknowledges {hop:?}, which a crash would lose"));
-            }
-        }
-    }
-
-    fn dial(&mut self, from: usize, to: usize) {
-        if from != to && self.parties[from].dialling.insert(to) {
-            let (delay, life) = (self.rng.i64(1..10), self.parties[from].life);
-            self.schedule(delay, Event::Dialled { from, life, to });
-        }
-    }
-
-    fn dialled(&mut self, from: usize, life: u32, to: usize) {
-        if self.parties[from].life != life || !self.parties[from].up {
-            return;
-        }
-        self.parties[from].dialling.remove(&to);
-        if !self.parties[to].up || self.parties[from].dialled.contains_key(&to) {
-            return;
-        }
-        self.next_conn += 1;
-        let conn = self.next_conn;
-        self.conns.insert(conn, Conn { from, to, open: true });
-        self.parties[from].dialled.insert(to, conn);
-        if from == COORDINATOR {
-            self.run_input(RunInput::Connected { agent: address(to) });
-        } else {
-            self.hop_input(from, HopInput::Connected { link: Link::Agent(address(to)) });
-        }
-    }
-
-    fn break_conn(&mut self, id: u64) {
-        let Some(conn) = self.conns.get_mut(&id) else { return };
-        conn.open = false;
-        let (from, to) = (conn.from, conn.to);
-        self.parties[from].dialled.remove(&to);
-        if from != COORDINATOR && self.parties[from].up {
-            self.hop_input(from, HopInput::Lost { link: Link::Agent(address(to)) });
-        }
-        if self.parties[to].up {
-            self.hop_input(to, HopInput::Lost { link: Link::Conn(id) });
-        }
-    }
-
-    // ---- agents ----
-
-    fn hop_input(&mut self, agent: usize, input: HopInput) {
-        let mut effects = Vec::new();
-        let Some(machine) = &mut self.agents[agent].machine else { return };
-        machine.handle(self.now, input, &mut effects);
-        self.hop_effects(agent, effects);
-    }
-
-    fn hop_effects(&mut self, agent: usize, effects: Vec<HopEffect>) {
-        for effect in effects {
-            if self.dies_here(agent) {
-                return;
-            }
-            if let Some(trace) = &mut self.trace {
-                trace.push(format!("{:>6}   agent {agent}: {effect:.300?}", self.now));
-            }
-            let life = self.parties[agent].life;
-            match effect {
-                HopEffect::Persist { ticket, record } => {
-                    self.agents[agent].log.push(record);
-                    let (upto, delay) = (self.agents[agent].log.len(), self.rng.i64(1..15));
-                    self.schedule(delay, Event::Synced { party: agent, life, ticket, upto });
-                }
-                HopEffect::Note { record } => {
-                    if let Record::Done { hop } = &record {
-                        self.check_copies(agent, hop);
-                    }
-                    self.agents[agent].log.push(record);
-                }
-                HopEffect::Send { to: Link::Conn(conn), message } => {
-                    self.check_promise(agent, &message);
-                    self.send(agent, conn, message);
-                }
-                HopEffect::Send { to: Link::Agent(address), message } => {
-                    let to = number(&address);
-                    match self.parties[agent].dialled.get(&to) {
-                        Some(conn) => self.send(agent, *conn, message),
-                        None => self.dial(agent, to),
-                    }
-                }
-                HopEffect::Run { hop, state } => {
-                    let work = Work { state: JobState::clone(&state), aborted: false, since_checkpoint: 0 };
-                    if self.agents[agent].running.insert(hop.clone(), work).is_some() {
-                        self.violation = Some(format!("agent {agent} runs {hop:?} twice at a time"));
-                    }
-                    self.go_on(agent, hop);
-                }
-                HopEffect::Abort { hop } => {
-                    if let Some(work) = self.agents[agent].running.get_mut(&hop) {
-                        work.aborted = true;
-                    }
-                }
-            }
-        }
-        self.arm(agent);
-        self.compact(agent);
-    }
-
-    /// The outbox starts a new segment now and then.
-    fn compact(&mut self, agent: usize) {
-        let state = &mut self.agents[agent];
-        if let Some(machine) = &state.machine
-            && state.log.len() > 24
-            && state.synced == state.log.len()
-        {
-            state.log = machine.snapshot();
-            state.synced = state.log.len();
-        }
-    }
-
-    fn go_on(&mut self, agent: usize, hop: HopId) {
-        let (delay, life) = (self.rng.i64(1..6), self.parties[agent].life);
-        self.schedule(delay, Event::Work { agent, life, hop });
-    }
-
-    /// One unit of a running hop.
-    fn work(&mut self, agent: usize, hop: HopId) {
-        let Some(work) = self.agents[agent].running.get_mut(&hop) else { return };
-        // A unit that was under way when the abort came still happens.
-        if work.aborted && self.rng.bool() {
-            self.agents[agent].running.remove(&hop);
-            return self.hop_input(agent, HopInput::Stopped { hop });
-        }
-        if let Some(outcome) = &self.outcome
-            && outcome.status != EndReason::Finished
-            && !outcome.unconfirmed.contains(&address(agent))
-        {
-            self.violation = Some(format!("agent {agent} runs a unit of {hop:?} after {outcome:?}"));
-        }
-        let more = self.cluster.run_next(&mut work.state);
-        if !more {
-            // cannot fail: it was there above
-            let work = self.agents[agent].running.remove(&hop).unwrap();
-            return self.hop_input(agent, HopInput::Ran { hop, state: Arc::new(work.state) });
-        }
-        work.since_checkpoint += 1;
-        if work.since_checkpoint >= 2 && self.rng.bool() {
-            work.since_checkpoint = 0;
-            let state = Arc::new(work.state.clone());
-            self.go_on(agent, hop.clone());
-            return self.hop_input(agent, HopInput::Checkpoint { hop, state });
-        }
-        self.go_on(agent, hop);
-    }
-
-    // ---- coordinator ----
-
-    fn run_input(&mut self, input: RunInput) {
-        let mut effects = Vec::new();
-        let Some(machine) = &mut self.run else { return };
-        machine.handle(self.now, input, &mut effects);
-        self.run_effects(effects);
-    }
-
-    fn run_effects(&mut self, effects: Vec<RunEffect>) {
-        for effect in effects {
-            if self.dies_here(COORDINATOR) {
-                return;
-            }
-            if let Some(trace) = &mut self.trace {
-                trace.push(format!("{:>6}   coordinator: {effect:.300?}", self.now));
-            }
-            let life = self.parties[COORDINATOR].life;
-            match effect {
-                RunEffect::Persist { ticket, record } => {
-                    assert!(self.writing.is_none(), "two writes at a time");
-                    self.writing = Some((ticket, record));
-                    let delay = self.rng.i64(1..20);
-                    self.schedule(delay, Event::Synced { party: COORDINATOR, life, ticket, upto: 0 });
-                }
-                RunEffect::NeedPlan { epoch, open, sequence, acc, lost } => {
-                    let there: Vec<String> =
-                        (0..AGENTS).map(address).filter(|agent| !lost.contains(agent)).collect();
-                    let input = if there.is_empty() || self.rng.u8(..20) == 0 {
-                        let reason = "the cluster does not answer".to_owned();
-                        RunInput::PlanFailed { epoch, reason, permanent: false }
-                    } else {
-                        let from = (sequence, acc);
-                        let (chains, uncovered) =
-                            self.cluster.plan(epoch, &open, from, &there, &mut self.rng);
-                        RunInput::Planned { epoch, chains, uncovered }
-                    };
-                    let delay = self.rng.i64(1..10);
-                    self.schedule(delay, Event::Planned { life, input: Box::new(input) });
-                }
-                RunEffect::Verify { parts } => {
-                    self.verifying = true;
-                    let gone: Vec<PartKey> = parts
-                        .into_iter()
-                        .filter(|key| {
-                            let node: usize = key.node[1..].parse().unwrap();
-                            self.cluster.replication_id(node) != key.replication_id
-                        })
-                        .collect();
-                    self.verifying = gone.is_empty();
-                    let input = Box::new(RunInput::Verified { gone });
-                    self.schedule(1, Event::Planned { life, input });
-                }
-                RunEffect::Send { to, message } => {
-                    self.check_folded(&message);
-                    let to = number(&to);
-                    match self.parties[COORDINATOR].dialled.get(&to) {
-                        Some(conn) => self.send(COORDINATOR, *conn, message),
-                        None => self.dial(COORDINATOR, to),
-                    }
-                }
-                RunEffect::Finished { outcome } => {
-                    if self.outcome.as_ref().is_some_and(|before| *before != outcome) {
-                        self.violation = Some(format!("first {:?}, then {outcome:?}", self.outcome));
-                    }
-                    self.outcome = Some(outcome);
-                }
-            }
-        }
-        self.arm(COORDINATOR);
     }
 }
 
