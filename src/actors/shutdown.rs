@@ -61,7 +61,7 @@ impl Core {
         if !self.close() {
             return;
         }
-        tracing::info!(?deadline, cause, "the actor system shuts down");
+        tracing::debug!(?deadline, cause, "the actor system shuts down");
         self.draft_mut(|draft| draft.cause = cause);
         let core = Arc::clone(self);
         self.home.spawn(async move {

@@ -88,6 +88,68 @@ fn an_agent_that_does_not_come_back_is_planned_around() {
     assert!(report["plan"]["epoch"].as_u64().unwrap() >= 2, "{report:#}");
 }
 
+/// A controller, a Skald and its storage, which coordinates jobs that it is handed as tasks.
+fn dev(data: &str) -> (Process, String) {
+    let arguments = ["--log", "warn", "dev", "--listen", "127.0.0.1:0", "--data", data];
+    let mut process = Process::skald(&arguments);
+    let api = process.ready_value(PATIENCE, "api");
+    (process, api)
+}
+
+#[test]
+fn a_coordinator_that_is_killed_resumes_its_job() {
+    let cluster = three_masters();
+    let (commands, truth) = orders(30_000);
+    cluster.load(commands);
+    let agents = Agents::beside(&cluster);
+    let data = tempfile::tempdir().unwrap();
+    let data = data.path().to_str().unwrap();
+    let (mut coordinator, api) = dev(data);
+    let url = cluster.url();
+    let submit = [
+        "--log",
+        "warn",
+        "job",
+        "run",
+        "--submit",
+        "--detach",
+        "--api",
+        &api,
+        "--redis",
+        &url,
+        "--lua",
+        SLOW_COUNT,
+        "--arg",
+        "spin=20000",
+        "--match",
+        "order:*",
+        "--agents",
+        "require",
+        "--chains",
+        "1",
+        "--id",
+        "slow-count",
+    ];
+    let before: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    let submitted = Process::run(PATIENCE, &submit);
+    assert_eq!((submitted.code, submitted.stdout.trim()), (Some(0), "slow-count"), "{}", submitted.stderr);
+    wait_until(PATIENCE, "a node is in the middle of its hop", || {
+        cluster.masters().iter().zip(&before).any(|(node, before)| script_calls(node) >= before + 40)
+    });
+    coordinator.kill_hard();
+    let (_coordinator, api) = dev(data);
+    let status = || {
+        let shown = Process::run(PATIENCE, &["job", "status", "slow-count", "--api", &api, "--json"]);
+        serde_json::from_str::<Value>(&shown.stdout).unwrap_or(Value::Null)
+    };
+    wait_until(PATIENCE, "the job has its report", || status().get("units").is_some());
+    let report = status();
+    assert_eq!((&report["status"], &report["partial"]), (&"Finished".into(), &false.into()), "{report:#}");
+    assert_eq!(report["result"], truth);
+    assert_eq!(report["keys"]["matched"], 30_000, "no unit is lost or folded twice: {report:#}");
+    drop(agents);
+}
+
 #[test]
 fn ctrl_c_cancels_and_nothing_follows() {
     let cluster = three_masters();

@@ -13,7 +13,7 @@ use skalds::chain::job::{
 #[command(next_help_heading = "The job")]
 pub(crate) struct JobArgs {
     /// A built-in: `count`, `count-by FIELD`, `sum FIELD`, `expire DURATION`, `unlink`
-    #[arg(value_name = "BUILTIN", num_args = 0.., conflicts_with_all = ["lua", "native", "raw"])]
+    #[arg(value_name = "BUILTIN", help_heading = "Arguments", num_args = 0.., conflicts_with_all = ["lua", "native", "raw"])]
     pub(crate) builtin: Vec<String>,
     /// A Lua file that defines each(key, acc), and optionally merge, finish and next. It runs inside Redis, on your
     /// own responsibility: no sandbox yet
