@@ -44,7 +44,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             .backends(opened.backends.clone())
             .start(&inside)
             .map_err(Failure::failed)?;
-        let builder = args.skald.builder()?.backends(opened.backends.clone());
+        let builder = args.skald.builder(&inside, folder)?.backends(opened.backends.clone());
         let skald = builder.start(&inside).map_err(Failure::failed)?;
         skald.ready().await;
         let server = args.listen.serve(&inside, &controller)?;

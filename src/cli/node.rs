@@ -29,7 +29,9 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let inside = system.clone();
     let ran = async move {
         let opened = backends::open(Some(&args.data), &args.cache).await?;
-        let builder = args.skald.builder()?.backends(opened.backends.clone());
+        // Under a made-up id nobody would come back to the jobs that are kept.
+        let jobs = args.skald.has_id().then_some(args.data.as_path());
+        let builder = args.skald.builder(&inside, jobs)?.backends(opened.backends.clone());
         let skald = builder.start(&inside).map_err(Failure::failed)?;
         skald.ready().await;
         output::ready("node", &[("skald", &skald.id())])?;

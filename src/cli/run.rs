@@ -56,7 +56,12 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         let opened = backends::open(args.data.as_deref(), &args.cache).await?;
         let mode = if args.single_process { SkaldMode::SingleProcess } else { SkaldMode::Edge };
         let storage = opened.backends.storage.clone();
-        let builder = args.skald.builder()?.mode(mode).workers(workers).backends(opened.backends.clone());
+        let builder = args
+            .skald
+            .builder(&inside, args.data.as_deref())?
+            .mode(mode)
+            .workers(workers)
+            .backends(opened.backends.clone());
         let skald = builder.start(&inside).map_err(Failure::failed)?;
         skald.ready().await;
         output::ready("run", &[("skald", &skald.id()), ("tasks", &ids.len())])?;

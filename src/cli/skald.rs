@@ -1,11 +1,15 @@
 //! What the subcommands that run a Skald have in common.
 
+use std::path::Path;
 use std::time::Duration;
 
 use skalds::actors::skald::{Skald, SkaldBuilder};
+use skalds::actors::worker::WorkerClasses;
 use skalds::actors::worker::command::{self, Command};
+use skalds::actors::{ActorSystem, ChainJobs, JobStore};
 use skalds::config::env::Environment;
 use skalds::core::policy::Retry;
+use skalds::node::{NativeJobs, Password};
 
 use super::exit::Failure;
 
@@ -30,11 +34,15 @@ pub(crate) struct SkaldArgs {
 
 impl SkaldArgs {
     /// A builder with everything that the command line and the environment say of a Skald, and the classes that come
-    /// with `skald`.
-    pub(crate) fn builder(&self) -> Result<SkaldBuilder, Failure> {
+    /// with `skald`. The chain jobs that it coordinates are kept in `folder`; without one they end with the process.
+    pub(crate) fn builder(
+        &self,
+        system: &ActorSystem,
+        folder: Option<&Path>,
+    ) -> Result<SkaldBuilder, Failure> {
         let environment = environment()?;
         let builder = Skald::builder()
-            .register::<Command>(command::CLASS)
+            .classes(self.classes(system, folder)?)
             .capacity(self.capacity)
             .retry(self.retry())
             .sync_period(environment.redis.sync_period)
@@ -43,6 +51,30 @@ impl SkaldArgs {
             Some(id) => builder.id(id),
             None => builder,
         })
+    }
+
+    fn classes(&self, system: &ActorSystem, folder: Option<&Path>) -> Result<WorkerClasses, Failure> {
+        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        // Skalds that share a folder have their jobs apart.
+        let jobs = folder.map(|folder| folder.join("jobs").join(self.id.as_deref().unwrap_or("default")));
+        let store = jobs.as_ref().map(|jobs| JobStore::open(&jobs.join("records"))).transpose();
+        let mut classes = WorkerClasses::default();
+        classes.register::<Command>(command::CLASS);
+        ChainJobs {
+            system: system.clone(),
+            store: store.map_err(Failure::failed)?,
+            direct_dir: jobs.map(|jobs| jobs.join("direct")),
+            natives: NativeJobs::default(),
+            username: variable("REDIS_USERNAME"),
+            password: variable("REDIS_PASSWORD").map(Password::new),
+        }
+        .register(&mut classes);
+        Ok(classes)
+    }
+
+    /// Whether the Skald will be known by the same id when it is started again.
+    pub(crate) fn has_id(&self) -> bool {
+        self.id.is_some()
     }
 
     pub(crate) fn retry(&self) -> Retry {
