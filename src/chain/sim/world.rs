@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::cluster::Cluster;
 use super::{JobKind, Plan};
-use crate::chain::hop::{HopConfig, HopInput, HopMachine, Link, Record};
+use crate::chain::hop::{HopConfig, HopInput, HopMachine, Record};
 use crate::chain::message::Message;
 use crate::chain::run::{Goal, RunConfig, RunInput, RunMachine, RunOutcome, RunRecord};
 use crate::chain::state::{HopId, JobState};
