@@ -139,8 +139,13 @@ impl Engine {
             self.note(took);
             match answer {
                 Ok(redis::Value::BulkString(packed)) => {
-                    let values = unpack_all(&packed).map_err(|reason| self.unreadable(reason))?;
-                    return Ok(Ran { values, took });
+                    let mut values = unpack_all(&packed).map_err(|reason| self.unreadable(reason))?;
+                    let clock = match values.pop() {
+                        Some(Value::Float(micros)) => Duration::try_from_secs_f64(micros / 1e6).ok(),
+                        Some(Value::Int(micros)) => Some(Duration::from_micros(micros.unsigned_abs())),
+                        _ => None,
+                    };
+                    return Ok(Ran { values, seen: took, clock });
                 }
                 Ok(other) => return Err(self.unreadable(format!("{other:?}"))),
                 // A restart or SCRIPT FLUSH has dropped it.
@@ -207,7 +212,10 @@ impl Engine {
 /// What one call answered.
 pub(crate) struct Ran {
     pub(crate) values: Vec<Value>,
-    pub(crate) took: Duration,
+    /// How long it took as the agent saw it.
+    pub(crate) seen: Duration,
+    /// How long by the script's own clock, where there is one.
+    pub(crate) clock: Option<Duration>,
 }
 
 const LOAD: &str = "load the job's script";

@@ -76,7 +76,7 @@ async fn in_engine(site: &mut Site, cursor: u64) -> Result<(u64, Gain, Value), N
     let mut fields = Fields::new(ran.values);
     let next = cursor_of(site, fields.text())?;
     let gain = site.gain(&mut fields)?;
-    site.engine.pace.learn(ran.took, gain.visited);
+    site.engine.pace.learn(ran.seen, ran.clock, gain.visited);
     Ok((next, gain, fields.value()))
 }
 

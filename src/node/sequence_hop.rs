@@ -111,7 +111,7 @@ impl SequenceHop {
         let gain = site.gain(&mut fields)?;
         let why = fields.bytes_or_none().map_err(|reason| site.engine.unreadable(reason))?;
         // A unit costs about four commands.
-        site.engine.pace.learn(ran.took, 4 * handled);
+        site.engine.pace.learn(ran.seen, ran.clock, 4 * handled);
         let outcome = outcome(site, handled, &gain, why)?;
         state.acc = fields.value();
         state.sequence.done += handled;
@@ -178,7 +178,7 @@ async fn walk(site: &mut Site, state: &mut JobState, key: &[u8]) -> Result<Here,
     let why = fields.bytes_or_none().map_err(unreadable)?;
     let next = fields.bytes_or_none().map_err(unreadable)?;
     let outcome = outcome(site, steps, &gain, why)?;
-    site.engine.pace.learn(ran.took, 4 * steps);
+    site.engine.pace.learn(ran.seen, ran.clock, 4 * steps);
     state.acc = fields.value();
     state.sequence.done += steps;
     state.sequence.next_key = next;

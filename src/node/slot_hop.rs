@@ -102,7 +102,7 @@ impl SlotHop {
         });
         let ran = ran.await?;
         let (done, keys) = self.commit_batch(site, state, &slots, ran.values).await?;
-        site.engine.pace.learn(ran.took, keys + 2 * u64::from(done.len()));
+        site.engine.pace.learn(ran.seen, ran.clock, keys + 2 * u64::from(done.len()));
         self.keys_per_slot += 0.3 * (keys as f64 / f64::from(done.len().max(1)) - self.keys_per_slot);
         Ok(Turn::Working(done.len()))
     }
@@ -149,7 +149,7 @@ impl SlotHop {
         });
         let ran = ran.await?;
         let (done, keys) = self.commit_batch(site, state, &slots, ran.values).await?;
-        site.engine.pace.learn(ran.took, keys + 2 * u64::from(done.len()));
+        site.engine.pace.learn(ran.seen, ran.clock, keys + 2 * u64::from(done.len()));
         Ok(Turn::Working(done.len() + empty.len()))
     }
 
@@ -246,7 +246,7 @@ impl SlotHop {
                 self.big.push_back(slot);
             }
         }
-        site.engine.pace.learn(ran.took, seen + 2 * handled as u64);
+        site.engine.pace.learn(ran.seen, ran.clock, seen + 2 * handled as u64);
         let begun: SlotSet = self.big.iter().copied().collect();
         for slot in slots.iter().take(handled) {
             if let Some((_, reason)) = refused.iter().find(|(refused, _)| refused == slot) {

@@ -341,7 +341,7 @@ impl Unit {
                 let handled = (fields.count().map_err(unreadable)? as usize).min(keys.len());
                 let mut gain = site.gain(&mut fields)?;
                 let delta = fields.value();
-                site.engine.pace.learn(ran.took, handled as u64);
+                site.engine.pace.learn(ran.seen, ran.clock, handled as u64);
                 if site.job.access == Access::Write {
                     // Counters and delta are the unit's so far: they went on from its marker.
                     gain.failures.splice(0..0, std::mem::take(&mut self.gain.failures));
