@@ -159,8 +159,8 @@ impl Engine {
     }
 
     /// Runs `merge` or `finish`.
-    pub(crate) async fn protected(&mut self, mode: &str, values: &[&Value]) -> Result<Value, NodeError> {
-        let packed: Vec<_> = values.iter().map(|value| pack(value)).collect();
+    pub(crate) async fn protected(&mut self, mode: &str, values: &[Value]) -> Result<Value, NodeError> {
+        let packed: Vec<_> = values.iter().map(pack).collect();
         let ran = self
             .run(mode, |command| {
                 command.arg(&packed);
@@ -183,6 +183,11 @@ impl Engine {
         self.calls.count += 1;
         self.calls.micros += micros;
         self.calls.longest = self.calls.longest.max(micros);
+    }
+
+    /// What runs a whole-node script: one that says it only reads is held to it.
+    pub(crate) fn eval(&self) -> &'static str {
+        if self.evalsha == "EVALSHA_RO" { "EVAL_RO" } else { "EVAL" }
     }
 
     pub(crate) fn unreadable(&self, reason: impl Into<String>) -> NodeError {

@@ -6,7 +6,7 @@ use super::native::{Command, StepContext, StepError};
 use super::reply::Fields;
 use super::site::Site;
 use crate::chain::job::Access;
-use crate::chain::value::Value;
+use crate::chain::value::{MAX_DEPTH, Value};
 
 /// What a step came to.
 pub(crate) struct Stepped {
@@ -48,6 +48,9 @@ impl Site {
         let mut context = self.context(acc);
         let value = native.step(&mut context, keys).await?;
         let StepContext { writes, failures, .. } = context;
+        if value.is_too_deep() {
+            return Err(StepError::Job(format!("a value nests deeper than {MAX_DEPTH} levels; flatten it")));
+        }
         if !writes.is_empty() && self.job.access == Access::Read {
             return Err(StepError::Job(format!(
                 "the step {:?} wants to write, and the job's access is read",

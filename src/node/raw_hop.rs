@@ -25,7 +25,7 @@ pub(crate) async fn advance(site: &mut Site, state: &mut JobState) -> Result<Tur
         Value::Nil => String::new(),
         acc => acc.to_json().to_string(),
     };
-    let mut command = redis::cmd("EVAL");
+    let mut command = redis::cmd(site.engine.eval());
     command.arg(text).arg(0).arg(&pattern[..]).arg(before);
     let start = Instant::now();
     let action = "run the whole-node script";

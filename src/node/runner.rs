@@ -55,7 +55,12 @@ pub struct StepRunner {
     site: Site,
     /// The hop at hand, and the time of its last commit.
     hop: Option<(HopId, Work, Instant)>,
+    /// How often the state has been changed.
+    commits: u32,
 }
+
+/// So many changes of the state go by before its size is looked at again: that takes as long as it is large.
+const COMMITS_PER_SIZE: u32 = 32;
 
 enum Work {
     Slots(SlotHop),
@@ -83,7 +88,7 @@ impl StepRunner {
             agent: node.agent.clone().unwrap_or_else(|| "direct".into()),
             replication_id: engine.replication_id.clone(),
         };
-        Ok(StepRunner { site: Site { job: job.clone(), place, engine, native }, hop: None })
+        Ok(StepRunner { site: Site { job: job.clone(), place, engine, native }, hop: None, commits: 0 })
     }
 
     /// Makes at most one bounded call and folds what it did into `state`: units, delta, counters, errors and the hop's
@@ -93,7 +98,11 @@ impl StepRunner {
     /// When the node fails or the job cannot go on; `state` then holds nothing of what failed. After a transient
     /// error ([`NodeError::is_transient`]) open a new runner and go on with the same state.
     pub async fn advance(&mut self, state: &mut JobState) -> Result<Advance, NodeError> {
-        let StepRunner { site, hop } = self;
+        self.commits += 1;
+        if self.commits.is_multiple_of(COMMITS_PER_SIZE) {
+            check_size(state)?;
+        }
+        let StepRunner { site, hop, .. } = self;
         let id = state.hop_id();
         if hop.as_ref().is_none_or(|(own, ..)| *own != id) {
             *hop = Some((id, Work::new(site, state).await?, Instant::now()));
@@ -122,10 +131,8 @@ impl StepRunner {
     /// # Errors
     /// When the node fails or `merge` does.
     pub async fn merge(&mut self, a: Value, b: Value) -> Result<Value, NodeError> {
-        match (a, b) {
-            (Value::Nil, one) | (one, Value::Nil) => Ok(one),
-            (a, b) => self.site.merge(a, b).await,
-        }
+        let values = [a, b].into_iter().filter(|value| *value != Value::Nil);
+        self.site.merge(values.collect()).await
     }
 
     /// The job's own `finish(acc)`; a job without one: `acc` as it is.
@@ -137,7 +144,7 @@ impl StepRunner {
             (Some(native), _) => {
                 native.finish(acc).map_err(|reason| NodeError::job(&self.site.job.id, reason))
             }
-            (None, Step::Lua(_)) => self.site.engine.protected("finish", &[&acc]).await,
+            (None, Step::Lua(_)) => self.site.engine.protected("finish", &[acc]).await,
             _ => Ok(acc),
         }
     }
@@ -152,6 +159,21 @@ impl Work {
             (_, Target::Pattern(_) | Target::Keys(_)) => Work::Slots(SlotHop::new(site, state)),
         })
     }
+}
+
+/// A step that returns too much is stopped before it fills the agent's memory; what is sent is measured exactly.
+fn check_size(state: &JobState) -> Result<(), NodeError> {
+    let parts = state.parts.iter().map(|part| part.acc.approximate_bytes());
+    let bytes = parts.sum::<usize>() + state.acc.approximate_bytes();
+    let limit = state.job.limits.max_state_bytes;
+    if bytes <= limit as usize {
+        return Ok(());
+    }
+    let reason = format!(
+        "its result so far takes about {bytes} bytes and limits.maxStateBytes is {limit}: let the step return less \
+         per key, combine with a cap, or raise the limit"
+    );
+    Err(NodeError::job(&state.job.id, reason))
 }
 
 /// Moves the state's position, and bends its route where the chain follows a key.

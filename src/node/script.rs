@@ -11,7 +11,14 @@ use crate::chain::job::{Builtin, ExpireIf, JobSpec, Step};
 use crate::chain::value::Value;
 
 const PROLOGUE: &str = include_str!("lua/prologue.lua");
-const LOOP: &str = include_str!("lua/loop.lua");
+/// One block of Lua in several files: the first opens it, the last closes it.
+const LOOP: [&str; 5] = [
+    include_str!("lua/loop.lua"),
+    include_str!("lua/units.lua"),
+    include_str!("lua/agent.lua"),
+    include_str!("lua/sequence.lua"),
+    include_str!("lua/modes.lua"),
+];
 
 /// A job's script and the arguments that it reads.
 #[derive(Debug, Clone)]
@@ -62,7 +69,7 @@ impl Script {
             args.into_iter().map(|(name, value)| (name.into_bytes(), Value::Bytes(value.into_bytes())));
         let args = if args.len() == 0 { Vec::new() } else { pack(&Value::Map(args.collect())) };
         Script {
-            text: format!("{own}{LOOP}"),
+            text: format!("{own}{}", LOOP.concat()),
             own_lines: u32::try_from(text.matches('\n').count() + 1).unwrap_or(u32::MAX),
             own,
             args,

@@ -12,6 +12,9 @@ use crate::chain::job::{Combine, JobSpec, OnError};
 use crate::chain::state::JobState;
 use crate::chain::value::Value;
 
+/// How many deltas a call merges: each runs the job's own code.
+const MERGED_AT_ONCE: usize = 32;
+
 pub(crate) struct Site {
     pub(crate) job: Arc<JobSpec>,
     pub(crate) place: Place,
@@ -31,20 +34,27 @@ impl Site {
             });
         }
         let mut merged = acc.clone();
-        for delta in deltas {
-            merged = match (merged, delta) {
-                (Value::Nil, one) | (one, Value::Nil) => one,
-                (a, b) => self.merge(a, b).await?,
-            };
+        let mut deltas = deltas.into_iter().filter(|delta| *delta != Value::Nil).peekable();
+        while deltas.peek().is_some() {
+            let some = std::iter::once(merged).chain(deltas.by_ref().take(MERGED_AT_ONCE));
+            merged = self.merge(some.filter(|value| *value != Value::Nil).collect()).await?;
         }
         *acc = merged;
         Ok(())
     }
 
-    pub(crate) async fn merge(&mut self, a: Value, b: Value) -> Result<Value, NodeError> {
-        match &self.native {
-            Some(native) => native.merge(a, b).map_err(|reason| NodeError::job(&self.job.id, reason)),
-            None => self.engine.protected("merge", &[&a, &b]).await,
+    /// Makes one value of several by the job's own `merge`.
+    pub(crate) async fn merge(&mut self, values: Vec<Value>) -> Result<Value, NodeError> {
+        let mut values = values.into_iter();
+        match (&self.native, values.len()) {
+            (_, 0 | 1) => Ok(values.next().unwrap_or_default()),
+            (Some(native), _) => {
+                let first = values.next().unwrap_or_default();
+                values
+                    .try_fold(first, |merged, value| native.merge(merged, value))
+                    .map_err(|reason| NodeError::job(&self.job.id, reason))
+            }
+            (None, _) => self.engine.protected("merge", values.as_slice()).await,
         }
     }
 

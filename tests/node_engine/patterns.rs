@@ -169,6 +169,10 @@ fn a_slot_of_two_hundred_thousand_keys_among_small_ones_is_exact_and_short() {
             let key = format!("order:{{big}}:{n}");
             command(&[b"HSET", key.as_bytes(), b"status", STATUS[n % 4].as_bytes()])
         }));
+        let owner = place.owner_of(b"{big}");
+        owner.query::<()>(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
+        // Commands inside a script are logged too, and are shorter than this.
+        owner.query::<()>(&["CONFIG", "SET", "slowlog-log-slower-than", "50"]);
         runtime().block_on(async {
             let by = Builtin::CountBy { field: "status".into() };
             let state = run(&place, builtin(pattern("order:*"), by)).await;
@@ -177,18 +181,27 @@ fn a_slot_of_two_hundred_thousand_keys_among_small_ones_is_exact_and_short() {
             assert_eq!(state.tally.visited, 205_000);
             assert_eq!(state.ledger().len(), 16_384);
             let report = state.reports.iter().max_by_key(|report| report.keys).unwrap();
-            let mean = report.engine_micros / report.calls;
-            println!(
-                "{version:?}: {} calls, mean {mean} us, longest {} us",
-                report.calls, report.max_block_micros
-            );
             if version == Version::V7_0 {
                 assert!(report.notes.iter().any(|note| note.contains("in one call")), "{:?}", report.notes);
             } else {
                 assert!(report.notes.is_empty(), "{:?}", report.notes);
-                assert!(mean < 3_000, "{version:?}: calls of {mean} us on average");
             }
         });
+        let mut held: Vec<i64> = owner
+            .query::<Vec<Vec<redis::Value>>>(&["SLOWLOG", "GET", "-1"])
+            .iter()
+            .filter_map(|entry| match (&entry[2], &entry[3]) {
+                (redis::Value::Int(micros), redis::Value::Array(command)) => match &command[0] {
+                    redis::Value::BulkString(name) if name.starts_with(b"EVALSHA") => Some(*micros),
+                    _ => None,
+                },
+                _ => None,
+            })
+            .collect();
+        held.sort_unstable();
+        let (calls, median, longest) = (held.len(), held[held.len() / 2], held[held.len() - 1]);
+        println!("{version:?}: {calls} calls hold the node {median} us (median), {longest} us (longest)");
+        assert!(median <= 2_000, "{version:?}: {median} us");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writes happen once: replayed units, moving slots, interrupted big slots, a restarted server.
 
-use skalds::chain::job::{Access, Builtin, Combine, Target};
+use skalds::chain::job::{Access, Builtin, Combine, JobSpec, Target};
 use skalds::chain::slots::SlotSet;
 use skalds::chain::value::Value;
 use skalds::node::{Advance, NativeJobs, RedisAccess, StepRunner};
@@ -9,6 +9,12 @@ use crate::drive::*;
 use crate::support::{RedisServer, Version, slot_of};
 
 const INCR: &str = "function each(key, acc) redis.call('INCR', key) return (acc or 0) + 1 end";
+
+/// Calls of at most a fifth of a millisecond, so that there are many.
+fn in_small_bites(mut job: JobSpec) -> JobSpec {
+    job.limits.max_block_micros = 200;
+    job
+}
 
 fn values_are(place: &Place, prefix: &str, count: usize, value: i64) {
     for server in place.servers() {
@@ -64,7 +70,8 @@ fn a_big_slot_that_was_interrupted_goes_on_where_it_was() {
         place.load(strings("{many}:", 20_000));
         runtime().block_on(async {
             let view = view(&place).await;
-            let mut fresh = chain(lua(pattern("*"), INCR, Access::Write), &view, &SlotSet::empty());
+            let mut fresh =
+                chain(in_small_bites(lua(pattern("*"), INCR, Access::Write)), &view, &SlotSet::empty());
             let slot = slot_of(b"{many}") as u16;
             let owner = view.nodes.iter().position(|node| node.slots.contains(slot)).unwrap();
             fresh.route.retain(|hop| usize::from(hop.node) == owner);
@@ -144,7 +151,8 @@ fn pages_of_a_single_server_are_written_once_though_the_state_is_lost() {
     place.load(strings("user:", 3_000));
     runtime().block_on(async {
         let view = view(&place).await;
-        let fresh = chain(lua(pattern("user:*"), INCR, Access::Write), &view, &SlotSet::empty());
+        let job = in_small_bites(lua(pattern("user:*"), INCR, Access::Write));
+        let fresh = chain(job, &view, &SlotSet::empty());
         for _ in 0..2 {
             let mut state = fresh.clone();
             run_chain(&mut state, &NativeJobs::new()).await.unwrap();
@@ -164,7 +172,8 @@ fn a_server_restarted_under_a_scan_is_scanned_again_or_refused() {
         let seeds = [server.address()];
         runtime().block_on(async {
             let view = skalds::node::discover(&seeds, &RedisAccess::default()).await.unwrap();
-            let mut state = chain(lua(pattern("user:*"), text, access), &view, &SlotSet::empty());
+            let job = in_small_bites(lua(pattern("user:*"), text, access));
+            let mut state = chain(job, &view, &SlotSet::empty());
             let node = state.due_node().cloned().unwrap();
             let natives = NativeJobs::new();
             let mut runner =
