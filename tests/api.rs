@@ -216,6 +216,17 @@ fn what_is_wrong_is_said_in_a_shape_that_clients_know() {
 }
 
 #[test]
+fn a_web_page_that_lets_its_name_mean_this_machine_is_refused() {
+    let house = House::new();
+    let call =
+        house.client.get(format!("{}/api/tasks", house.base)).header("Host", "evil.example:8000").call();
+    let (code, body) = answer(call);
+    assert_eq!(code, 403, "{body}");
+    assert!(body["message"].as_str().unwrap().contains("evil.example"), "{body}");
+    assert_eq!(house.get("/api/tasks").0, 200);
+}
+
+#[test]
 fn health_and_metrics() {
     let house = House::new();
     wait_until(SOON, "everything to be healthy", || house.get("/api/system/health").0 == 200);

@@ -24,6 +24,9 @@ pub(crate) enum ApiError {
         place: Vec<String>,
         message: String,
     },
+    /// Not from there.
+    #[error("{0}")]
+    Forbidden(String),
     /// It makes sense, but not now.
     #[error("{0}")]
     Conflict(String),
@@ -66,6 +69,7 @@ impl ResponseError for ApiError {
         match self {
             ApiError::NotFound(_) => StatusCode::NOT_FOUND,
             ApiError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            ApiError::Forbidden(_) => StatusCode::FORBIDDEN,
             ApiError::Conflict(_) => StatusCode::CONFLICT,
             ApiError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             ApiError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,

@@ -1,13 +1,17 @@
 //! The API on a port of its own.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
-use actix_web::{App, HttpServer, middleware};
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::http::header;
+use actix_web::middleware::{Compress, Condition, Next, from_fn};
+use actix_web::{App, Error, HttpServer};
 use tokio::task::JoinHandle;
 
+use super::error::ApiError;
 use crate::actors::ActorSystem;
 use crate::actors::controller::SystemController;
 
@@ -31,7 +35,8 @@ pub struct ApiServer {
 /// Serves the API at `address` (`127.0.0.1:8000`; port 0 chooses one), on threads of its own. Must be called on a tokio
 /// or actix runtime.
 ///
-/// Nothing is authenticated yet: whoever reaches the port can do everything.
+/// Nothing is authenticated yet: whoever reaches the port can do everything. On loopback, requests that call the server
+/// by a name other than `localhost` are refused, so that no web page reaches it.
 ///
 /// # Errors
 /// When the address cannot be bound.
@@ -43,10 +48,12 @@ pub fn serve(
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
+    let local = address.ip().is_loopback();
     let server = HttpServer::new(move || {
         let (system, controller) = (system.clone(), controller.clone());
         App::new()
-            .wrap(middleware::Compress::default())
+            .wrap(Compress::default())
+            .wrap(Condition::new(local, from_fn(refuse_foreign_names)))
             .configure(|config| super::configure(config, system, controller))
     })
     .workers(WORKERS)
@@ -57,6 +64,31 @@ pub fn serve(
     .listen(listener)?
     .run();
     Ok(ApiServer { address, handle: server.handle(), served: tokio::spawn(server) })
+}
+
+/// A page in a browser can let its own name mean this machine and then call us as its own server; the name that it
+/// calls betrays it. Who listens on loopback is called by address or as `localhost`.
+async fn refuse_foreign_names(
+    request: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or("?").to_owned());
+    match named {
+        Some(host) if !is_own_name(&host) => Err(ApiError::Forbidden(format!(
+            "this API is called by its address or as localhost, not as {host:?}"
+        ))
+        .into()),
+        _ => next.call(request).await,
+    }
+}
+
+fn is_own_name(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
 }
 
 impl ApiServer {
@@ -72,6 +104,23 @@ impl ApiServer {
             Ok(Err(error)) => tracing::warn!(%error, "the API server ended with an error"),
             Err(error) => tracing::warn!(%error, "the API server ended with a panic"),
             Ok(Ok(())) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_own_name;
+
+    #[test]
+    fn addresses_and_localhost_are_own_names() {
+        for own in ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "[::1]"] {
+            assert!(is_own_name(own), "{own}");
+        }
+        for foreign in
+            ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "?"]
+        {
+            assert!(!is_own_name(foreign), "{foreign}");
         }
     }
 }
