@@ -13,7 +13,7 @@
 //! it claims are compared with the caller's cap before anything is allocated; the collections of a body may together
 //! claim about [`CLAIM_FACTOR`] times the body's length before they are filled, else they are refused before they are
 //! allocated (no element takes more than that per byte, so nothing honest is refused); and values nest at most
-//! [`MAX_DEPTH`](super::value::MAX_DEPTH) deep, so that neither reading nor dropping one can overflow
+//! [`MAX_DEPTH`] deep, so that neither reading nor dropping one can overflow
 //! the stack.
 
 use std::cell::RefCell;

@@ -78,7 +78,7 @@ pub enum RunEffect {
     NeedPlan {
         /// The new chains' epoch.
         epoch: u32,
-        /// The open slots ([`Goal::Slots`]).
+        /// The open slots ([`Goal::Slots`](super::Goal::Slots)).
         open: SlotSet,
         /// Where a sequential job goes on, and with what.
         sequence: Sequence,
