@@ -9,7 +9,7 @@ use super::exit::Failure;
 /// Which Redis or Valkey.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RedisArgs {
-    /// Where it is: redis://[user[:password]@]host[:port], of one server or of some nodes of a cluster
+    /// Where it is: `redis://[user[:password]@]host[:port]`, of one server or of some nodes of a cluster
     #[arg(long, value_name = "URL[,URL…]", value_delimiter = ',', env = "REDIS_URL", hide_env_values = true)]
     redis: Vec<String>,
     /// A file that holds the password, better than one in the URL; else REDIS_PASSWORD is used

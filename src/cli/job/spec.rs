@@ -22,7 +22,7 @@ pub(crate) struct JobArgs {
     /// A Rust job registered under this name in the agents
     #[arg(long, value_name = "NAME", conflicts_with = "raw")]
     pub(crate) native: Option<String>,
-    /// A Lua file run once per node as it is: pattern in ARGV[1], the value so far in ARGV[2]. Blocks each node for
+    /// A Lua file run once per node as it is: pattern in `ARGV[1]`, the value so far in `ARGV[2]`. Blocks each node for
     /// as long as it takes, and is not exact while slots move
     #[arg(long, value_name = "FILE", requires = "yes_blocking")]
     pub(crate) raw: Option<PathBuf>,
@@ -43,7 +43,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) start: Option<String>,
 
-    /// How results are folded: sum, min, max, top:K, union:CAP, hll[:PRECISION], histogram:B1,B2,…, concat:CAP, merge
+    /// How results are folded: sum, min, max, top:K, union:CAP, hll or hll:PRECISION, histogram:B1,B2,…, concat:CAP, merge
     #[arg(long, value_name = "HOW", value_parser = parse_combine)]
     pub(crate) combine: Option<Combine>,
     /// The Lua or native step writes keys
