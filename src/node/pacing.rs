@@ -8,7 +8,7 @@ use std::time::Duration;
 /// What part of the limit a script is given: its start, its answer and the clock's grain need the rest.
 const SHARE: f64 = 0.8;
 /// A guess before anything was measured: microseconds for a key.
-const FIRST_GUESS: f64 = 4.0;
+const FIRST_GUESS: f64 = 20.0;
 /// Scripts are never told to do fewer keys than this, or they would not get on.
 const FEWEST_KEYS: f64 = 4.0;
 /// Nor more, whatever the speed: what a call gathers must stay small.
