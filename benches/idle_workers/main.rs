@@ -1,7 +1,10 @@
 //! What idle actors cost: bytes each, and the machine's time while nothing, or a little, happens.
 //!
-//! `cargo bench --bench idle_workers [-- ACTORS]`; 100,000 unless said otherwise. Goal: under 1 GiB and under 5 % of
-//! a core. Here the actors are plain supervised ones; each is told something once a second in the second half.
+//! `cargo bench --bench idle_workers [-- actors|tasks] [NUMBER]`; 100,000 unless said otherwise. Goal: under 1 GiB and
+//! under 5 % of a core. `actors` are plain supervised ones; `tasks` are workers that a Skald runs, with storage, status
+//! changes and heartbeats in the embedded cache.
+
+mod tasks;
 
 use std::{
     sync::{
@@ -14,9 +17,9 @@ use std::{
 use actix::prelude::*;
 use skalds::actors::{ActorRef, ActorSystem, Spec};
 
-const GOAL_BYTES: u64 = 1 << 30;
-const GOAL_CPU: f64 = 0.05;
-const WATCHED: Duration = Duration::from_secs(10);
+pub(crate) const GOAL_BYTES: u64 = 1 << 30;
+pub(crate) const GOAL_CPU: f64 = 0.05;
+pub(crate) const WATCHED: Duration = Duration::from_secs(10);
 /// Linux counts a process's time in hundredths of a second.
 const TICK: f64 = 0.01;
 
@@ -41,14 +44,14 @@ impl Handler<Beat> for Idle {
 }
 
 /// Resident memory of this process in bytes.
-fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number");
     pages * 4_096
 }
 
 /// The time that this process has used, all threads together, in seconds.
-fn used() -> f64 {
+pub(crate) fn used() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     // The fields behind the program's name, which may hold blanks.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -57,7 +60,22 @@ fn used() -> f64 {
 }
 
 fn main() {
-    let actors = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(100_000_u64);
+    let number = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(100_000_u64);
+    let wanted = |part: &str| {
+        let named: Vec<String> =
+            std::env::args().skip(1).filter(|arg| ["actors", "tasks"].contains(&&**arg)).collect();
+        named.is_empty() || named.iter().any(|name| name == part)
+    };
+    // Tasks first: memory that the actors gave back would be found again and not be counted.
+    if wanted("tasks") {
+        tasks::measure(number);
+    }
+    if wanted("actors") {
+        actors(number);
+    }
+}
+
+fn actors(actors: u64) {
     let system = ActorSystem::builder().start().expect("the system starts");
     let started = Arc::new(AtomicU64::new(0));
     let before = resident();
