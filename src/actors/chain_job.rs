@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use super::coordinator::{JobOptions, JobProgress, JobRun, JobStore};
+use super::coordinator::{JobMetrics, JobOptions, JobProgress, JobRun, JobStore};
 use super::worker::{Outcome, StopReason, TaskWorker, WorkerClasses, WorkerContext, WorkerError};
 use super::{ActorSystem, JobPhase};
 use crate::chain::report::JobReport;
@@ -36,7 +36,8 @@ pub struct ChainJobs {
 impl ChainJobs {
     /// Adds the class to those of a Skald.
     pub fn register(self, classes: &mut WorkerClasses) {
-        classes.register_with(CHAIN_JOB, move |map| ChainJobWorker::new(map, self.clone()));
+        let metrics = JobMetrics::register(&self.system);
+        classes.register_with(CHAIN_JOB, move |map| ChainJobWorker::new(map, self.clone(), metrics.clone()));
     }
 }
 
@@ -44,15 +45,16 @@ impl ChainJobs {
 struct ChainJobWorker {
     request: JobRequest,
     jobs: ChainJobs,
+    metrics: JobMetrics,
 }
 
 impl ChainJobWorker {
-    fn new(map: &Map<String, Value>, jobs: ChainJobs) -> Result<Self, WorkerError> {
+    fn new(map: &Map<String, Value>, jobs: ChainJobs, metrics: JobMetrics) -> Result<Self, WorkerError> {
         let permanent =
             |error: String| WorkerError::permanent(format!("attachments of a {CHAIN_JOB}: {error}"));
         let request: JobRequest = serde_json::from_value(Value::Object(map.clone()))
             .map_err(|error| permanent(error.to_string()))?;
-        Ok(ChainJobWorker { request, jobs })
+        Ok(ChainJobWorker { request, jobs, metrics })
     }
 
     fn options(&self, ctx: &WorkerContext) -> Result<JobOptions, WorkerError> {
@@ -65,6 +67,7 @@ impl ChainJobWorker {
         options.store.clone_from(&self.jobs.store);
         options.direct_dir = self.jobs.direct_dir.as_ref().map(|dir| dir.join(ctx.task_id()));
         options.incarnation = ctx.incarnation();
+        options.metrics = Some(self.metrics.clone());
         Ok(options)
     }
 }

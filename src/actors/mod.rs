@@ -142,7 +142,9 @@ pub use ask::{Ask, TellWait};
 pub use chain_job::{CHAIN_JOB, ChainJobs};
 pub use clock::{Clock, Interval, Sleep, Tick};
 #[cfg(feature = "redis")]
-pub use coordinator::{JobOptions, JobPhase, JobProgress, JobRun, JobStore, JobStoreError, explain};
+pub use coordinator::{
+    JobMetrics, JobOptions, JobPhase, JobProgress, JobRun, JobStore, JobStoreError, explain,
+};
 pub use error::{ActorError, TellError};
 pub use notice::TaskChange;
 pub use shutdown::ShutdownReport;

@@ -147,6 +147,14 @@ fn a_coordinator_that_is_killed_resumes_its_job() {
     assert_eq!((&report["status"], &report["partial"]), (&"Finished".into(), &false.into()), "{report:#}");
     assert_eq!(report["result"], truth);
     assert_eq!(report["keys"]["matched"], 30_000, "no unit is lost or folded twice: {report:#}");
+    let metrics = ureq::get(format!("{api}/metrics")).call().unwrap().body_mut().read_to_string().unwrap();
+    for counted in [
+        r#"job_status_total{status="Finished"} 1"#,
+        "job_units_done_total 16384",
+        "job_duration_seconds_count 1",
+    ] {
+        assert!(metrics.contains(counted), "{counted} is not in {metrics}");
+    }
     drop(agents);
 }
 

@@ -1,6 +1,7 @@
 //! Runs one hop: one bounded call after the other, on one node, until the hop is done, aborted or given up.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -11,7 +12,7 @@ use super::actor::AgentActor;
 use crate::actors::ActorRef;
 use crate::chain::frame;
 use crate::chain::hop::HopInput;
-use crate::chain::state::{HopId, HopReport, JobState, KeyError, MAX_ERRORS, PlanNode};
+use crate::chain::state::{HopId, HopReport, JobState, KeyError, MAX_ERRORS, NodeId, PlanNode};
 use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner};
 
 /// A running hop is checkpointed when both have passed since the last time: what a crash runs again is bounded, and a
@@ -23,8 +24,13 @@ const CHECKPOINT_EVERY: Duration = Duration::from_millis(50);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// Runners that are kept for a chain's next hop at the same node; the oldest one goes.
+const IDLE_RUNNERS: usize = 16;
+
+/// The job, its epoch and the node that a runner was opened for.
+type RunnerKey = (String, u32, NodeId);
+
 /// What every hop of an agent needs.
-#[derive(Debug)]
 pub(super) struct Tools {
     /// How to reach the nodes.
     pub(super) access: RedisAccess,
@@ -32,6 +38,35 @@ pub(super) struct Tools {
     pub(super) natives: NativeJobs,
     /// The agent's name in hop reports.
     pub(super) name: String,
+    /// Connected runners by job, epoch and node. A list in strict order comes back to a node again and again, and
+    /// opening a runner takes several round trips.
+    idle: Mutex<VecDeque<(RunnerKey, StepRunner)>>,
+}
+
+impl Tools {
+    pub(super) fn new(access: RedisAccess, natives: NativeJobs, name: String) -> Self {
+        Tools { access, natives, name, idle: Mutex::default() }
+    }
+
+    fn take(&self, key: &RunnerKey) -> Option<StepRunner> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = idle.iter().position(|(kept, _)| kept == key)?;
+        idle.remove(at).map(|(_, runner)| runner)
+    }
+
+    fn keep(&self, key: RunnerKey, runner: StepRunner) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.push_back((key, runner));
+        if idle.len() > IDLE_RUNNERS {
+            idle.pop_front();
+        }
+    }
+}
+
+impl std::fmt::Debug for Tools {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tools").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 /// One hop under way.
@@ -100,17 +135,23 @@ impl HopRun {
         answered: &mut Instant,
         wait: &mut Duration,
     ) -> Result<End, NodeError> {
-        let open = StepRunner::open(node, &self.state.job, &self.tools.access, &self.tools.natives);
-        let mut runner = tokio::select! {
-            () = self.abort.cancelled() => return Ok(End::Aborted),
-            runner = open => runner?,
+        let key = (self.hop.job.clone(), self.hop.epoch, node.id.clone());
+        let mut runner = match self.tools.take(&key) {
+            Some(runner) => runner,
+            None => tokio::select! {
+                () = self.abort.cancelled() => return Ok(End::Aborted),
+                runner = StepRunner::open(node, &self.state.job, &self.tools.access, &self.tools.natives) => runner?,
+            },
         };
         let (mut units, mut checkpointed) = (0u64, Instant::now());
         // A call that has been sent is waited for, also when the hop is to be aborted: its effects must be over
         // before anyone is told that it has stopped.
         while !self.abort.is_cancelled() {
             match runner.advance(&mut self.state).await? {
-                Advance::HopDone => return Ok(End::Done),
+                Advance::HopDone => {
+                    self.tools.keep(key, runner);
+                    return Ok(End::Done);
+                }
                 Advance::Working { units: done } => units += u64::from(done),
             }
             (*answered, *wait) = (Instant::now(), RETRY_MIN);

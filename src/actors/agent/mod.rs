@@ -110,11 +110,7 @@ impl NodeAgent {
             data_dir: options.data_dir,
             allow_remote: options.allow_remote,
             per_node: options.per_node.max(1),
-            tools: Arc::new(Tools {
-                access: options.access,
-                natives: options.natives,
-                name: address.clone(),
-            }),
+            tools: Arc::new(Tools::new(options.access, options.natives, address.clone())),
         });
         let name = format!("agent {address} {}", uuid::Uuid::now_v7().simple());
         let spec = Spec::with_scope(name, move |scope| AgentActor::new(Arc::clone(&setup), scope))

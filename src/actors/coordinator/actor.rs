@@ -64,6 +64,7 @@ pub(super) struct CoordinatorActor {
     cancelled: bool,
     ending: bool,
     alarm: Option<(i64, actix::SpawnHandle)>,
+    began: Instant,
 }
 
 /// The agent in this process, made when a plan wants it.
@@ -89,6 +90,7 @@ impl CoordinatorActor {
             cancelled: false,
             ending: false,
             alarm: None,
+            began: Instant::now(),
         }
     }
 
@@ -130,6 +132,9 @@ impl CoordinatorActor {
     }
 
     fn tell(&mut self, report: JobReport, ctx: &mut Context<Self>) {
+        if let Some(metrics) = &self.task.options.metrics {
+            metrics.over(&report, self.began.elapsed());
+        }
         self.task.report.send_replace(Some(report));
         ctx.stop();
     }

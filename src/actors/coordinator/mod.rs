@@ -3,12 +3,14 @@
 //! | file | answers |
 //! | --- | --- |
 //! | `actor.rs` | how the rules of [`crate::chain::run`] meet the links, the planner and the store |
+//! | `metrics.rs` | what jobs are counted as |
 //! | `peers.rs` | which agents are connected, and which have been away too long |
 //! | `planning.rs` | how a look at the cluster becomes chains |
 //! | `result.rs` | how what was folded becomes a report |
 //! | `store.rs` | what is kept of a job so that another process can go on with it |
 
 mod actor;
+mod metrics;
 mod peers;
 mod planning;
 mod result;
@@ -21,6 +23,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use self::actor::{CoordinatorActor, CoordinatorInput, Task};
+pub use self::metrics::JobMetrics;
 pub use self::planning::explain;
 pub use self::store::{JobStore, JobStoreError};
 use crate::actors::{ActorError, ActorRef, ActorSystem, Restart, Spec, Stage};
@@ -47,6 +50,8 @@ pub struct JobOptions {
     pub incarnation: u64,
     /// How long an agent may be away before its part of the job is planned without it.
     pub agent_timeout: Duration,
+    /// Where the job is counted when it is over.
+    pub metrics: Option<JobMetrics>,
 }
 
 impl JobOptions {
@@ -60,6 +65,7 @@ impl JobOptions {
             direct_dir: None,
             incarnation: 1,
             agent_timeout: Duration::from_secs(5),
+            metrics: None,
         }
     }
 }
