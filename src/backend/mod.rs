@@ -332,6 +332,26 @@ pub struct TaskPage {
     pub next: Option<u64>,
 }
 
+/// Which tasks a sweep visits, a batch at a time, each once however many there are and whatever changes meanwhile.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TaskScan {
+    /// Any of these; none is no task.
+    pub statuses: Vec<LifecycleStatus>,
+    /// This Skald.
+    pub executor: Option<String>,
+    /// Only ids greater than this: [`TaskBatch::next`] of the batch before.
+    pub after: Option<String>,
+}
+
+/// Tasks in the order of their ids (as bytes), [`MAX_PAGE`] at most.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskBatch {
+    /// The tasks. A document that cannot be read is left out and logged.
+    pub tasks: Vec<Task>,
+    /// Where the next batch begins; `None` when this is the last one.
+    pub next: Option<String>,
+}
+
 /// What a compare-and-set found.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant)] // it lives for a moment, and the task is what everyone wants
@@ -362,6 +382,8 @@ pub trait DiskStorage: Send + Sync {
     /// A page of tasks. It may be shorter than asked for: it ends early when its documents are large, and a document
     /// that cannot be read is left out and logged. [`TaskPage::next`] says where to go on.
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError>;
+    /// The next batch of a sweep. Unlike [`DiskStorage::list`] it counts nothing and costs no more far in than at the start.
+    async fn scan(&self, scan: &TaskScan) -> Result<TaskBatch, BackendError>;
     /// How many tasks there are of each status.
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError>;
     /// All worker classes that any task names, sorted.

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use skalds::backend::embedded::SqliteStorage;
-use skalds::backend::{BackendError, DiskStorage, MAX_DOCUMENT, MAX_PAGE, Stored, TaskOrder, TaskQuery};
+use skalds::backend::{
+    BackendError, DiskStorage, MAX_DOCUMENT, MAX_PAGE, Stored, TaskOrder, TaskQuery, TaskScan,
+};
 use skalds::core::task::{LifecycleStatus, Task};
 
 fn task(id: &str, created: i64) -> Task {
@@ -180,12 +182,54 @@ async fn a_page_has_a_bound_and_the_pages_are_the_whole(storage: &dyn DiskStorag
     assert_eq!(seen.len(), 2_500);
 }
 
+async fn a_scan_visits_each_task_once_in_the_order_of_ids(storage: &dyn DiskStorage) {
+    use LifecycleStatus::{Failed, Paused, Running};
+    let of = |n: i64| {
+        let mut task = task(&format!("scan-{n:05}"), 1);
+        task.lifecycle_status = [Running, Paused, Failed][n as usize % 3];
+        task.executor = Some(if n % 2 == 0 { "even" } else { "odd" }.into());
+        task
+    };
+    let many: Vec<Task> = (0..4_000).rev().map(of).collect();
+    assert!(storage.insert_many(&many).await.unwrap().into_iter().all(|added| added));
+    let mut scan = TaskScan {
+        statuses: vec![Running, Paused],
+        executor: Some("odd".into()),
+        after: Some("scan-".into()),
+    };
+    let mut seen = Vec::new();
+    let mut batches = 0;
+    loop {
+        let batch = storage.scan(&scan).await.unwrap();
+        batches += 1;
+        assert!(batch.tasks.len() as u64 <= MAX_PAGE);
+        seen.extend(batch.tasks.iter().map(|task| task.id.clone()));
+        if batches == 1 {
+            // What changes behind the scan does not move it.
+            assert!(storage.delete(&seen[0]).await.unwrap());
+            assert!(storage.insert(&of(3_999 + 6)).await.unwrap());
+        }
+        scan.after = batch.next;
+        if scan.after.is_none() {
+            break;
+        }
+    }
+    let mut expected: Vec<String> =
+        (0..4_000).filter(|n| n % 2 == 1 && n % 3 != 2).map(|n| format!("scan-{n:05}")).collect();
+    expected.push("scan-04005".into());
+    assert_eq!(seen, expected);
+    assert_eq!(batches, 2);
+    scan.statuses.clear();
+    assert!(storage.scan(&scan).await.unwrap().tasks.is_empty());
+}
+
 async fn all(storage: Arc<dyn DiskStorage>) {
     inserts_refuse_an_id_that_is_taken(&*storage).await;
     the_first_to_replace_wins(&storage).await;
     a_document_that_is_too_large_is_refused_and_changes_nothing(&*storage).await;
     tasks_are_found_by_what_they_are(&*storage).await;
     a_page_has_a_bound_and_the_pages_are_the_whole(&*storage).await;
+    a_scan_visits_each_task_once_in_the_order_of_ids(&*storage).await;
     assert!(storage.ping().await.unwrap() < Duration::from_secs(5));
 }
 

@@ -1,6 +1,7 @@
 //! Which Skalds there are, as cache memory tells it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 
@@ -31,7 +32,7 @@ pub struct SkaldInfo {
     /// The worker classes that it runs, sorted.
     pub classes: Vec<String>,
     /// The tasks that it says it runs.
-    pub tasks: Vec<SkaldTask>,
+    pub tasks: Arc<[SkaldTask]>,
     /// How many it takes; `None`: it does not say, as those of the Python package.
     pub capacity: Option<u32>,
     /// It is one of ours, not of the Python package.
@@ -70,6 +71,25 @@ impl Fleet {
 #[derive(Default)]
 pub(crate) struct FleetReader {
     watches: HashMap<String, Watch>,
+    lists: HashMap<String, List>,
+}
+
+/// What a Skald said of its tasks: as it was written, and as it was read. A long list is not read twice.
+#[derive(Default)]
+struct List {
+    json: Vec<u8>,
+    tasks: Arc<[SkaldTask]>,
+    capacity: Option<u32>,
+}
+
+impl List {
+    fn read(skald: &str, json: Vec<u8>) -> List {
+        let list: SkaldTasks = read("the list of a skald's tasks", &json).unwrap_or_else(|error| {
+            tracing::warn!(skald, %error, "a skald's list of tasks was left out");
+            SkaldTasks::default()
+        });
+        List { json, tasks: list.tasks.into(), capacity: list.capacity }
+    }
 }
 
 impl FleetReader {
@@ -101,12 +121,13 @@ impl FleetReader {
             .iter()
             .flat_map(|id| [names::skald_heartbeat(id).into_bytes(), names::skald_tasks(id).into_bytes()])
             .collect();
-        let values = cache.get_strings(&keys).await?;
+        let mut values = cache.get_strings(&keys).await?;
         let mut fleet = Fleet::default();
         let lists: Vec<Vec<u8>> = ids.iter().map(|id| names::skald_classes(id).into_bytes()).collect();
         let lists = join_all(lists.iter().map(|key| cache.get_list(key, 0, MAX_CLASSES))).await;
         for ((index, id), classes) in ids.into_iter().enumerate().zip(lists) {
-            let (beat, tasks) = (&values[2 * index], &values[2 * index + 1]);
+            let json = values[2 * index + 1].take();
+            let beat = &values[2 * index];
             let mut classes: Vec<String> =
                 classes?.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
             classes.sort_unstable();
@@ -120,13 +141,12 @@ impl FleetReader {
                 Liveness::Waiting { since } => since >= SKALD_GONE_AFTER,
                 Liveness::Expired | Liveness::Stuck { .. } => true,
             };
-            let tasks: SkaldTasks = match tasks {
-                Some(json) => read("the list of a skald's tasks", json).unwrap_or_else(|error| {
-                    tracing::warn!(skald = id, %error, "a skald's list of tasks was left out");
-                    SkaldTasks::default()
-                }),
-                None => SkaldTasks::default(),
-            };
+            let list = self.lists.entry(id.clone()).or_default();
+            match json {
+                Some(json) if json != list.json => *list = List::read(id, json),
+                Some(_) => {}
+                None => *list = List::default(),
+            }
             let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.trim().parse().ok();
             fleet.skalds.insert(
                 id.clone(),
@@ -142,14 +162,15 @@ impl FleetReader {
                         .and_then(|beat| Heartbeat::parse(beat).ok())
                         .map(Heartbeat::number),
                     classes,
-                    tasks: tasks.tasks,
-                    capacity: tasks.capacity,
-                    native: tasks.capacity.is_some(),
+                    tasks: Arc::clone(&list.tasks),
+                    capacity: list.capacity,
+                    native: list.capacity.is_some(),
                     gone,
                 },
             );
         }
         self.watches.retain(|id, _| seen.contains_key(id));
+        self.lists.retain(|id, _| seen.contains_key(id));
         Ok(fleet)
     }
 

@@ -13,7 +13,7 @@ use super::builder::Shared;
 use super::fleet::{Fleet, FleetReader};
 use crate::actors::notice::{CHANNEL, Notice};
 use crate::actors::tasks::{Changed, TaskError};
-use crate::backend::{BackendError, MAX_PAGE, TaskOrder, TaskQuery};
+use crate::backend::{BackendError, TaskScan};
 use crate::config::env::ControllerMode;
 use crate::core::event::read;
 use crate::core::judge::{Evidence, Holder, TaskJudge, Verdict};
@@ -21,8 +21,8 @@ use crate::core::lifecycle::Change;
 use crate::core::names;
 use crate::core::task::{LifecycleStatus, Millis, Task};
 
-/// A sweep takes at most this share of the time: after one that took a second there are twenty without.
-const REST: u32 = 20;
+/// After a sweep that took a second there are a hundred without. A Skald that goes is judged at once, whatever this says.
+const REST: u32 = 100;
 
 pub(super) struct MonitorActor(pub(super) Arc<Monitor>);
 
@@ -203,21 +203,13 @@ impl Monitor {
         let shared = &self.shared;
         let mut judges = self.judges.lock().await;
         let mut seen = Vec::new();
-        let mut offset = 0;
+        let statuses = vec![LifecycleStatus::Assigning, LifecycleStatus::Running, LifecycleStatus::Paused];
+        let mut scan = TaskScan { statuses, ..TaskScan::default() };
         shared.board.begin_round();
         loop {
-            let query = TaskQuery {
-                statuses: vec![LifecycleStatus::Assigning, LifecycleStatus::Running, LifecycleStatus::Paused],
-                order: TaskOrder::DispatchOrder,
-                offset,
-                limit: MAX_PAGE,
-                ..TaskQuery::default()
-            };
-            let page = shared.backends.storage.list(&query).await?;
-            let values = self.heartbeats(&page.tasks).await?;
-            offset += page.tasks.len() as u64;
-            let last = page.tasks.is_empty() || offset >= page.total;
-            for (task, (heartbeat, exception)) in page.tasks.into_iter().zip(values) {
+            let batch = shared.backends.storage.scan(&scan).await?;
+            let values = self.heartbeats(&batch.tasks).await?;
+            for (task, (heartbeat, exception)) in batch.tasks.into_iter().zip(values) {
                 shared.board.see_task(&task);
                 let now = self.now();
                 let fleet = Arc::clone(&shared.fleet.borrow());
@@ -235,7 +227,8 @@ impl Monitor {
                 seen.push(task.id.clone());
                 self.carry_out(task, verdict).await?;
             }
-            if last {
+            scan.after = batch.next;
+            if scan.after.is_none() {
                 break;
             }
         }

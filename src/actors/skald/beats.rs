@@ -4,21 +4,24 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::core::SkaldCore;
 use crate::actors::notice::Notice;
+use crate::actors::worker::Complaints;
 use crate::backend::CacheWrite;
 use crate::config::env::SkaldMode;
 use crate::core::event::{SkaldTask, SkaldTasks, write};
 use crate::core::lease::{HEARTBEAT_PERIOD, HEARTBEAT_TTL, Heartbeat, next_beat};
 use crate::core::names;
 
-/// A Skald that holds very many tasks beats more slowly, at most 40,000 writes a second; the keys outlive it.
-const TIME_PER_BEAT: Duration = Duration::from_micros(25);
+/// A Skald that holds very many tasks beats more slowly, at most 33,000 writes a second; the keys outlive it.
+const TIME_PER_BEAT: Duration = Duration::from_micros(30);
+/// And it tells less often which tasks it holds.
+const TIME_PER_LISTED: Duration = Duration::from_micros(300);
 /// How many last words wait while cache memory is away; the oldest make room (they expire anyway).
 const MAX_WORDS: usize = 100_000;
 
@@ -28,6 +31,7 @@ pub(super) struct Beats {
     beat: AtomicU8,
     words: Mutex<VecDeque<CacheWrite>>,
     spoken: Notify,
+    complaints: Arc<Complaints>,
 }
 
 impl Beats {
@@ -48,6 +52,10 @@ impl Beats {
         let heartbeat = heartbeat.map(|last| string(names::task_heartbeat(task_id), last.to_bytes(), ttl));
         self.say(exception.into_iter().chain(heartbeat));
         self.spoken.notify_one();
+    }
+
+    pub(super) fn complaints(&self) -> Arc<Complaints> {
+        Arc::clone(&self.complaints)
     }
 
     fn say(&self, words: impl IntoIterator<Item = CacheWrite>) {
@@ -71,28 +79,66 @@ fn millis(millis: i64) -> Duration {
     Duration::from_millis(millis.unsigned_abs())
 }
 
+/// The writes of a beat. Those for the tasks stay from beat to beat, until the Skald holds other tasks.
+#[derive(Default)]
+struct Batch {
+    /// First one for each task, then what is written once.
+    writes: Vec<CacheWrite>,
+    tasks: usize,
+    /// Of the Skald's table, when the tasks' writes were made.
+    edition: Option<u64>,
+}
+
+impl Batch {
+    /// Leaves the tasks' writes only, with the next beat.
+    fn beat(&mut self, core: &SkaldCore) {
+        self.writes.truncate(self.tasks);
+        let beat = next_beat(core.beats.beat.load(Ordering::Relaxed));
+        core.beats.beat.store(beat, Ordering::Relaxed);
+        let beat = Heartbeat::Beat(beat).to_bytes();
+        if self.edition != Some(core.edition()) {
+            let (edition, writes) = core.each_held(|held| {
+                string(names::task_heartbeat(held.id()), beat.clone(), millis(HEARTBEAT_TTL))
+            });
+            *self = Batch { tasks: writes.len(), writes, edition: Some(edition) };
+            return;
+        }
+        for write in &mut self.writes {
+            if let CacheWrite::SetString { value, .. } = write {
+                value.clone_from(&beat);
+            }
+        }
+    }
+}
+
 impl SkaldCore {
     /// Writes a batch at every beat, and at once when a task has ended; for ever.
     pub(super) async fn beat_loop(&self) {
         let clock = &self.tasks.clock;
         let mut next_own = Duration::ZERO;
-        let mut next_sync = Duration::ZERO;
+        let mut next_list = Duration::ZERO;
         let mut failing = false;
+        let mut batch = Batch::default();
+        let mut words = Vec::new();
         loop {
             let now = clock.elapsed();
-            let mut writes = self.task_beats();
+            batch.beat(self);
+            let held = batch.tasks as u32;
+            let ttl = self.timing.key_ttl;
+            let complaints = self.beats.complaints.take().into_iter();
+            self.beats
+                .say(complaints.map(|(id, text)| string(names::task_error(&id), text.into_bytes(), ttl)));
             // What is due before the next beat is written now: a beat too early is better than one too late.
-            let period =
-                self.timing.beat.max(TIME_PER_BEAT * self.len() as u32).min(millis(HEARTBEAT_PERIOD));
+            let period = self.timing.beat.max(TIME_PER_BEAT * held).min(millis(HEARTBEAT_PERIOD));
             if next_own < now + period / 2 {
-                writes.extend(self.own_beats());
+                batch.writes.extend(self.own_beats());
                 next_own = now + millis(HEARTBEAT_PERIOD);
             }
-            if next_sync < now + period / 2 {
-                writes.extend(self.own_tasks());
-                next_sync = now + self.timing.sync;
+            if next_list < now + period / 2 {
+                batch.writes.extend(self.own_tasks());
+                next_list = now + self.timing.sync.max(TIME_PER_LISTED * held);
             }
-            failing = self.write(writes, failing).await;
+            failing = self.write(&mut batch.writes, failing).await;
             if !failing {
                 self.set_announced();
             }
@@ -100,20 +146,23 @@ impl SkaldCore {
             loop {
                 tokio::select! {
                     () = &mut beat => break,
-                    () = self.beats.spoken.notified() => failing = self.write(Vec::new(), failing).await,
+                    () = self.beats.spoken.notified() => {
+                        failing = self.write(&mut words, failing).await;
+                        words.clear();
+                    }
                 }
             }
         }
     }
 
-    /// Writes these and the words that wait. Says whether it failed.
-    async fn write(&self, mut writes: Vec<CacheWrite>, failing: bool) -> bool {
-        let words = self.beats.take_words();
-        writes.extend(words.iter().cloned());
+    /// Writes these and the words that wait, which it adds to them. Says whether it failed.
+    async fn write(&self, writes: &mut Vec<CacheWrite>, failing: bool) -> bool {
+        let before = writes.len();
+        writes.extend(self.beats.take_words());
         if writes.is_empty() {
             return failing;
         }
-        match self.backends.cache.write_batch(&writes).await {
+        match self.backends.cache.write_batch(writes).await {
             Ok(()) => {
                 if failing {
                     tracing::info!(skald = self.id, "cache memory is back; heartbeats are written again");
@@ -124,32 +173,10 @@ impl SkaldCore {
                 if !failing {
                     tracing::warn!(skald = self.id, %error, "heartbeats are not written; trying again at every beat");
                 }
-                self.beats.say(words);
+                self.beats.say(writes.drain(before..));
                 true
             }
         }
-    }
-
-    fn task_beats(&self) -> Vec<CacheWrite> {
-        let beat = next_beat(self.beats.beat.load(Ordering::Relaxed));
-        self.beats.beat.store(beat, Ordering::Relaxed);
-        let value = Heartbeat::Beat(beat).to_bytes();
-        let mut writes = Vec::new();
-        for held in self.all_held() {
-            writes.push(CacheWrite::SetString {
-                key: held.beat_key.clone(),
-                value: value.clone(),
-                ttl: Some(millis(HEARTBEAT_TTL)),
-            });
-            if let Some(complaint) = held.take_complaint() {
-                writes.push(string(
-                    names::task_error(held.id()),
-                    complaint.into_bytes(),
-                    self.timing.key_ttl,
-                ));
-            }
-        }
-        writes
     }
 
     /// The Skald's own signs of life. A single process has none, as the Python package has it.
@@ -174,12 +201,8 @@ impl SkaldCore {
     /// What the Skald runs and can run.
     fn own_tasks(&self) -> Vec<CacheWrite> {
         let ttl = self.timing.key_ttl;
-        let mut tasks: Vec<SkaldTask> = self
-            .all_held()
-            .iter()
-            .map(|held| SkaldTask { id: held.id().to_owned(), class_name: held.class_name.clone() })
-            .collect();
-        tasks.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        let (_, tasks) = self
+            .each_held(|held| SkaldTask { id: held.id().to_owned(), class_name: held.class_name.clone() });
         let list = SkaldTasks {
             existed_task_ids: tasks.iter().map(|task| task.id.clone()).collect(),
             tasks,

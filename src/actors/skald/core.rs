@@ -1,7 +1,8 @@
 //! What a Skald knows, and how it takes a task and lets go of it.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,6 +53,15 @@ enum Slot {
     Running(Arc<Held>, Option<ActorRef<WorkerActor>>),
 }
 
+impl Slot {
+    fn held(&self) -> Option<&Arc<Held>> {
+        match self {
+            Slot::Running(held, _) => Some(held),
+            Slot::Starting => None,
+        }
+    }
+}
+
 /// What all parts of a Skald share. It outlives the actor's restarts.
 pub(super) struct SkaldCore {
     pub(super) id: String,
@@ -69,7 +79,9 @@ pub(super) struct SkaldCore {
     /// The table was full when a task came; what waits is looked for as soon as there is room.
     overflown: AtomicBool,
     draining: AtomicBool,
-    table: Mutex<HashMap<String, Slot>>,
+    table: Mutex<BTreeMap<String, Slot>>,
+    /// Raised when what is held has changed.
+    edition: AtomicU64,
     /// Told whenever a slot becomes free.
     freed: Notify,
     placed: AtomicUsize,
@@ -106,6 +118,7 @@ impl SkaldCore {
             overflown: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             table: Mutex::default(),
+            edition: AtomicU64::new(0),
             freed: Notify::new(),
             placed: AtomicUsize::new(0),
             ready: watch::Sender::new((false, false)),
@@ -113,27 +126,45 @@ impl SkaldCore {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         // Nothing panics under this lock, so a poisoned table is still whole.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn task_ids(&self) -> Vec<String> {
-        let mut ids: Vec<String> = self.table().keys().cloned().collect();
-        ids.sort_unstable();
-        ids
+    fn edited<T>(&self, edit: impl FnOnce(&mut BTreeMap<String, Slot>) -> T) -> T {
+        let mut table = self.table();
+        self.edition.fetch_add(1, Ordering::AcqRel);
+        edit(&mut table)
     }
 
-    /// Everything that a worker runs.
-    pub(super) fn all_held(&self) -> Vec<Arc<Held>> {
+    pub(super) fn task_ids(&self) -> Vec<String> {
+        self.table().keys().cloned().collect()
+    }
+
+    /// What workers run, in the order of ids, and the edition that the table has then: as long as it is the same,
+    /// the answer is.
+    pub(super) fn each_held<T>(&self, of: impl Fn(&Held) -> T) -> (u64, Vec<T>) {
         let table = self.table();
-        table
-            .values()
-            .filter_map(|slot| match slot {
-                Slot::Running(held, _) => Some(Arc::clone(held)),
-                Slot::Starting => None,
-            })
-            .collect()
+        let each = table.values().filter_map(Slot::held).map(|held| of(held)).collect();
+        (self.edition(), each)
+    }
+
+    /// Those that fit.
+    pub(super) fn held_that(&self, fits: impl Fn(&Held) -> bool) -> Vec<Arc<Held>> {
+        self.table().values().filter_map(Slot::held).filter(|held| fits(held)).cloned().collect()
+    }
+
+    /// The first so many after an id.
+    pub(super) fn held_after(&self, after: Option<&str>, count: usize) -> Vec<Arc<Held>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let table = self.table();
+        let behind = table.range::<str, _>((from, Bound::Unbounded));
+        behind.filter_map(|(_, slot)| slot.held()).take(count).cloned().collect()
+    }
+
+    /// Whether what is held has changed: the number is another one then.
+    pub(super) fn edition(&self) -> u64 {
+        self.edition.load(Ordering::Acquire)
     }
 
     pub(super) fn held(&self, id: &str) -> Option<Arc<Held>> {
@@ -259,7 +290,7 @@ impl SkaldCore {
     }
 
     fn free(&self, id: &str) {
-        self.table().remove(id);
+        self.edited(|table| table.remove(id));
         if self.overflown.swap(false, Ordering::AcqRel) {
             self.sweep_now.notify_one();
         }
@@ -349,7 +380,7 @@ impl Reserved {
         let core = Arc::clone(&self.core);
         let id = task.id.clone();
         let attachments = task.attachments.clone().unwrap_or_default();
-        let Some(held) = Held::new(task, core.tasks.clone()) else { return Ok(()) };
+        let Some(held) = Held::new(task, core.tasks.clone(), core.beats.complaints()) else { return Ok(()) };
         core.beats.first_words(&id, core.timing.key_ttl);
         let worker = match core.classes.make(&held.class_name, &attachments) {
             Ok(worker) => worker,
@@ -368,7 +399,7 @@ impl Reserved {
             }
         };
         // Before the actor is there, which may end before this function does.
-        core.table().insert(id.clone(), Slot::Running(Arc::clone(&held), None));
+        core.edited(|table| table.insert(id.clone(), Slot::Running(Arc::clone(&held), None)));
         match self.spawn(Arc::clone(&held), worker) {
             Ok(actor) => {
                 self.id = None;

@@ -18,12 +18,12 @@ impl SkaldCore {
             tracing::warn!(skald = self.id, %error, "assigned tasks were not handed back; the controller will find them");
         }
         if !self.empty_within(self.timing.drain).await {
-            for held in self.all_held() {
+            for held in self.held_that(|_| true) {
                 held.stop(StopReason::Draining);
             }
             // A worker has the grace period, and its release has as long again.
             if !self.empty_within(self.timing.grace * 2 + Duration::from_secs(1)).await {
-                let left = self.all_held();
+                let left = self.held_that(|_| true);
                 let given_up = join_all(left.iter().map(|held| self.give_up(held)));
                 tokio::select! {
                     _ = given_up => {}

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::core::SkaldCore;
 use crate::actors::tasks::TaskError;
-use crate::actors::worker::StopReason;
-use crate::backend::{MAX_PAGE, TaskOrder, TaskQuery};
+use crate::actors::worker::{Held, StopReason};
+use crate::backend::{MAX_PAGE, TaskOrder, TaskQuery, TaskScan};
 use crate::core::lifecycle::Change;
 use crate::core::task::LifecycleStatus;
 
@@ -15,9 +15,9 @@ impl SkaldCore {
     /// Sweeps at every period and when told to; for ever.
     pub(super) async fn sweep_loop(self: Arc<Self>) {
         let mut periods = self.tasks.clock.interval(self.timing.sync);
-        let mut offset = 0;
+        let mut after = None;
         loop {
-            if let Err(error) = self.sweep(&mut offset).await {
+            if let Err(error) = self.sweep(&mut after).await {
                 tracing::warn!(skald = self.id, %error, "storage could not be searched; trying again");
             }
             tokio::select! {
@@ -27,20 +27,11 @@ impl SkaldCore {
         }
     }
 
-    async fn sweep(self: &Arc<Self>, offset: &mut u64) -> Result<(), TaskError> {
+    async fn sweep(self: &Arc<Self>, after: &mut Option<String>) -> Result<(), TaskError> {
         self.stop_what_is_over().await;
         self.look_after_own().await?;
         self.take_assigned().await?;
-        self.check_held(offset).await
-    }
-
-    fn mine(&self, statuses: &[LifecycleStatus]) -> TaskQuery {
-        TaskQuery {
-            statuses: statuses.to_vec(),
-            executor: Some(self.id.clone()),
-            order: TaskOrder::DispatchOrder,
-            ..TaskQuery::default()
-        }
+        self.check_held(after).await
     }
 
     /// Starts what was assigned while nobody listened or there was no room. In a drain: hands it back.
@@ -53,7 +44,13 @@ impl SkaldCore {
         if room == 0 {
             return Ok(());
         }
-        let query = TaskQuery { limit: room.min(MAX_PAGE), ..self.mine(&[LifecycleStatus::Assigning]) };
+        let query = TaskQuery {
+            statuses: vec![LifecycleStatus::Assigning],
+            executor: Some(self.id.clone()),
+            order: TaskOrder::DispatchOrder,
+            limit: room.min(MAX_PAGE),
+            ..TaskQuery::default()
+        };
         let page = self.backends.storage.list(&query).await?;
         futures_util::future::join_all(page.tasks.into_iter().map(|task| async move {
             let id = task.id.clone();
@@ -65,18 +62,18 @@ impl SkaldCore {
         Ok(())
     }
 
-    /// Compares what storage says of our tasks with what we hold, a page each time: all of it in turn.
-    async fn check_held(self: &Arc<Self>, offset: &mut u64) -> Result<(), TaskError> {
-        let held_before = self.all_held();
-        let query =
-            TaskQuery { offset: *offset, ..self.mine(&[LifecycleStatus::Running, LifecycleStatus::Paused]) };
-        let page = self.backends.storage.list(&query).await?;
-        let whole = *offset == 0 && page.tasks.len() as u64 == page.total;
-        *offset += page.tasks.len() as u64;
-        if *offset >= page.total {
-            *offset = 0;
-        }
-        for task in &page.tasks {
+    /// Compares what storage says of our tasks with what we hold, a batch each time: all of it in turn.
+    async fn check_held(self: &Arc<Self>, after: &mut Option<String>) -> Result<(), TaskError> {
+        // Before the look: what comes later need not be in it.
+        let held = self.held_after(after.as_deref(), MAX_PAGE as usize);
+        let scan = TaskScan {
+            statuses: vec![LifecycleStatus::Running, LifecycleStatus::Paused],
+            executor: Some(self.id.clone()),
+            after: after.take(),
+        };
+        let batch = self.backends.storage.scan(&scan).await?;
+        after.clone_from(&batch.next);
+        for task in &batch.tasks {
             if let Some(held) = self.held(&task.id) {
                 held.obey(task);
             } else if !self.knows(&task.id) {
@@ -92,13 +89,12 @@ impl SkaldCore {
                 }
             }
         }
-        if whole {
-            // What we held before the look and storage does not list as ours.
-            let listed: HashSet<&str> = page.tasks.iter().map(|task| task.id.as_str()).collect();
-            for held in held_before {
-                if !listed.contains(held.id()) && held.stopping().is_none() {
-                    held.refresh().await?;
-                }
+        // What we hold within the batch's stretch and storage does not list as ours.
+        let listed: HashSet<&str> = batch.tasks.iter().map(|task| task.id.as_str()).collect();
+        for held in held {
+            let within = batch.next.as_deref().is_none_or(|last| held.id() <= last);
+            if within && !listed.contains(held.id()) && held.stopping().is_none() {
+                held.refresh().await?;
             }
         }
         Ok(())
@@ -107,10 +103,12 @@ impl SkaldCore {
     /// Deadlines of what we hold, and workers that do not even let their own actor end them.
     async fn stop_what_is_over(self: &Arc<Self>) {
         let patience = self.timing.grace * 2 + self.timing.sync;
-        for held in self.all_held() {
-            if held.stopping_for().is_some_and(|time| time > patience) {
+        let too_long = |held: &Held| held.stopping_for().is_some_and(|time| time > patience);
+        let over = self.held_that(|held| too_long(held) || held.deadline_passed());
+        for held in over {
+            if too_long(&held) {
                 self.give_up(&held).await;
-            } else if held.deadline_passed() && held.stopping().is_none() {
+            } else if held.stopping().is_none() {
                 match held.change(&Change::Expire).await {
                     Ok(_) => held.stop(StopReason::DeadlinePassed),
                     Err(error) => tracing::debug!(task = held.id(), %error, "the task was not expired"),

@@ -150,21 +150,22 @@ async fn live(worker: &mut dyn TaskWorker, ctx: &WorkerContext) -> Result<Outcom
 /// Calls `update` beside `run`.
 async fn pass_updates(worker: &dyn TaskWorker, ctx: &WorkerContext) -> std::convert::Infallible {
     let mut orders = ctx.held.orders();
-    let mut seen = orders.borrow_and_update().version;
     loop {
-        if orders.changed().await.is_err() {
-            std::future::pending::<()>().await; // cannot happen: the context keeps the sender
-        }
         let (version, attachments) = {
             let orders = orders.borrow_and_update();
             (orders.version, Arc::clone(&orders.attachments))
         };
-        let changed = version > seen && !ctx.held.listens.load(Ordering::Acquire);
-        if changed && let Err(error) = worker.update(ctx, &attachments).await {
+        let listens = ctx.held.listens.load(Ordering::Acquire);
+        if !listens
+            && ctx.held.gives(version)
+            && let Err(error) = worker.update(ctx, &attachments).await
+        {
             tracing::warn!(task = ctx.task_id(), %error, "the worker refused an update of its attachments");
             ctx.held.complain(error.text());
         }
-        seen = version;
+        if orders.changed().await.is_err() {
+            std::future::pending::<()>().await; // cannot happen: the context keeps the sender
+        }
     }
 }
 

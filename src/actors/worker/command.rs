@@ -76,7 +76,7 @@ impl TaskWorker for Command {
 struct Running {
     child: Child,
     group: Group,
-    complaints: Complaints,
+    last_lines: LastLines,
 }
 
 impl Running {
@@ -85,7 +85,7 @@ impl Running {
         let Some(id) = id else {
             return Err(WorkerError::new("the program has ended before it could be watched"));
         };
-        Ok(Running { child, group: Group(id), complaints: Complaints::default() })
+        Ok(Running { child, group: Group(id), last_lines: LastLines::default() })
     }
 
     async fn attend(mut self, ctx: &WorkerContext) -> Result<Outcome, WorkerError> {
@@ -98,7 +98,7 @@ impl Running {
             }
         };
         let output = log_lines(self.child.stdout.take(), ctx, "stdout", None);
-        let errors = log_lines(self.child.stderr.take(), ctx, "stderr", Some(&self.complaints));
+        let errors = log_lines(self.child.stderr.take(), ctx, "stderr", Some(&self.last_lines));
         let group = &self.group;
         let child = &mut self.child;
         let life = async {
@@ -114,7 +114,7 @@ impl Running {
         if ctx.is_cancelled() {
             return Ok(Outcome::Stopped);
         }
-        Err(WorkerError::new(format!("{}{}", how(status), self.complaints.text())))
+        Err(WorkerError::new(format!("{}{}", how(status), self.last_lines.text())))
     }
 }
 
@@ -171,9 +171,9 @@ impl Drop for Group {
 
 /// The last lines of standard error.
 #[derive(Default)]
-struct Complaints(Mutex<VecDeque<String>>);
+struct LastLines(Mutex<VecDeque<String>>);
 
-impl Complaints {
+impl LastLines {
     fn keep(&self, line: &str) {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() >= KEPT_LINES {
@@ -208,7 +208,7 @@ async fn log_lines(
     pipe: Option<impl AsyncRead + Unpin>,
     ctx: &WorkerContext,
     stream: &'static str,
-    complaints: Option<&Complaints>,
+    last_lines: Option<&LastLines>,
 ) {
     let Some(pipe) = pipe else { return };
     let mut pipe = BufReader::new(pipe);
@@ -233,11 +233,11 @@ async fn log_lines(
         };
         pipe.consume(used);
         if ended {
-            log(&mut line, &mut cut, ctx, stream, complaints);
+            log(&mut line, &mut cut, ctx, stream, last_lines);
         }
     }
     if !line.is_empty() {
-        log(&mut line, &mut cut, ctx, stream, complaints);
+        log(&mut line, &mut cut, ctx, stream, last_lines);
     }
 }
 
@@ -246,13 +246,13 @@ fn log(
     cut: &mut bool,
     ctx: &WorkerContext,
     stream: &'static str,
-    complaints: Option<&Complaints>,
+    last_lines: Option<&LastLines>,
 ) {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end_matches('\r');
     tracing::info!(task = ctx.task_id(), stream, cut = *cut, "{text}");
-    if let Some(complaints) = complaints {
-        complaints.keep(text);
+    if let Some(last_lines) = last_lines {
+        last_lines.keep(text);
     }
     line.clear();
     *cut = false;

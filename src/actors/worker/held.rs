@@ -1,7 +1,8 @@
 //! A task that this process holds: its document, its lease, and what its worker is asked to do.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -13,7 +14,6 @@ use crate::actors::clock::Clock;
 use crate::actors::tasks::{Changed, TaskError, Tasks};
 use crate::core::lease::Lease;
 use crate::core::lifecycle::{Change, Refused};
-use crate::core::names::task_heartbeat;
 use crate::core::task::{LifecycleStatus, Millis, Progress, Task};
 
 /// What a worker is asked to do. The latest word counts.
@@ -25,8 +25,19 @@ pub(crate) struct Orders {
     pub(crate) pause: bool,
     /// The attachments as they are now.
     pub(crate) attachments: Arc<Map<String, Value>>,
-    /// Raised with each change of the attachments.
+    /// Raised with each change of the attachments; 0 is what the worker was made with.
     pub(crate) version: u64,
+}
+
+/// The last complaint of each worker of a Skald that its heartbeats have not shown yet.
+#[derive(Debug, Default)]
+pub(crate) struct Complaints(std::sync::Mutex<HashMap<String, String>>);
+
+impl Complaints {
+    /// Task and text of each.
+    pub(crate) fn take(&self) -> HashMap<String, String> {
+        std::mem::take(&mut lock(&self.0))
+    }
 }
 
 /// A task in the hands of this process.
@@ -35,7 +46,6 @@ pub(crate) struct Held {
     pub(crate) class_name: String,
     pub(crate) attempt: u32,
     pub(crate) deadline: Millis,
-    pub(crate) beat_key: Vec<u8>,
     /// When the worker was started, by the wall clock.
     pub(crate) started_at: Millis,
     tasks: Tasks,
@@ -45,15 +55,16 @@ pub(crate) struct Held {
     orders: watch::Sender<Orders>,
     /// `run` listens for updates itself.
     pub(crate) listens: AtomicBool,
+    /// The version of the attachments that the worker was given last.
+    given: AtomicU64,
     /// The latest progress that is not stored yet.
     progress: std::sync::Mutex<Option<Progress>>,
     /// The stage that the worker is in.
     stage: std::sync::Mutex<Option<String>>,
     pub(crate) progressed: Notify,
-    /// What the worker complains of that is not shown yet.
-    complaint: std::sync::Mutex<Option<String>>,
+    complaints: Arc<Complaints>,
     /// When the worker was first asked to stop.
-    stop_since: std::sync::Mutex<Option<Duration>>,
+    stop_since: OnceLock<Duration>,
     /// The newest revision that was obeyed.
     obeyed: AtomicU64,
     /// The worker has ended: whatever code is left over speaks for nobody.
@@ -62,7 +73,7 @@ pub(crate) struct Held {
 
 impl Held {
     /// Takes a task that has just become `Running`. `None` when its document names no executor.
-    pub(crate) fn new(task: Task, tasks: Tasks) -> Option<Arc<Held>> {
+    pub(crate) fn new(task: Task, tasks: Tasks, complaints: Arc<Complaints>) -> Option<Arc<Held>> {
         let lease = Lease::of(&task)?;
         let (orders, _) = watch::channel(Orders {
             stop: None,
@@ -74,18 +85,18 @@ impl Held {
             class_name: task.class_name.clone(),
             attempt: task.skalds.attempt,
             deadline: task.deadline_date_time,
-            beat_key: task_heartbeat(&task.id).into_bytes(),
             started_at: tasks.clock.now_millis(),
             lease,
             tasks,
             document: Mutex::new(task),
             orders,
             listens: AtomicBool::new(false),
+            given: AtomicU64::new(0),
             progress: std::sync::Mutex::default(),
             stage: std::sync::Mutex::default(),
             progressed: Notify::new(),
-            complaint: std::sync::Mutex::default(),
-            stop_since: std::sync::Mutex::default(),
+            complaints,
+            stop_since: OnceLock::new(),
             obeyed: AtomicU64::new(0),
             over: AtomicBool::new(false),
         }))
@@ -117,12 +128,12 @@ impl Held {
             }
             new
         });
-        lock(&self.stop_since).get_or_insert_with(|| self.tasks.clock.elapsed());
+        self.stop_since.get_or_init(|| self.tasks.clock.elapsed());
     }
 
     /// How long ago the worker was first asked to stop.
     pub(crate) fn stopping_for(&self) -> Option<Duration> {
-        lock(&self.stop_since).map(|since| self.tasks.clock.elapsed().saturating_sub(since))
+        self.stop_since.get().map(|since| self.tasks.clock.elapsed().saturating_sub(*since))
     }
 
     /// Whether the task's deadline has passed, by this machine's clock.
@@ -140,6 +151,11 @@ impl Held {
             orders.version += 1;
             true
         });
+    }
+
+    /// Whether this version of the attachments is news to the worker. From now on it is not.
+    pub(crate) fn gives(&self, version: u64) -> bool {
+        self.given.fetch_max(version, Ordering::AcqRel) < version
     }
 
     pub(crate) async fn task(&self) -> Task {
@@ -262,13 +278,9 @@ impl Held {
         lock(&self.progress).take()
     }
 
-    /// Keeps what the worker complains of until the next heartbeat shows it.
+    /// What the worker complains of while it goes on.
     pub(crate) fn complain(&self, text: &str) {
-        *lock(&self.complaint) = Some(text.to_owned());
-    }
-
-    pub(crate) fn take_complaint(&self) -> Option<String> {
-        lock(&self.complaint).take()
+        lock(&self.complaints.0).insert(self.id().to_owned(), text.to_owned());
     }
 
     /// Nothing that left-over code says counts from now on.

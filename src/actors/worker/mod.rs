@@ -47,7 +47,7 @@ pub(crate) use actor::{WorkerActor, WorkerEnd};
 pub use blocking::{BlockingContext, BlockingTaskWorker};
 pub use class::WorkerClasses;
 pub use context::{Updates, WorkerContext};
-pub(crate) use held::Held;
+pub(crate) use held::{Complaints, Held};
 
 /// The work of one task. It is made from the task's attachments when the task starts, and dropped when it ends.
 ///

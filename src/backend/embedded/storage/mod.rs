@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::row::Row;
 use self::thread::{Pending, Read, Request, Write};
-use crate::backend::{BackendError, DiskStorage, Stored, TaskPage, TaskQuery};
+use crate::backend::{BackendError, DiskStorage, Stored, TaskBatch, TaskPage, TaskQuery, TaskScan};
 use crate::core::task::{LifecycleStatus, Task};
 
 /// Requests that wait for the storage thread; callers beyond it wait.
@@ -121,6 +121,10 @@ impl DiskStorage for SqliteStorage {
 
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError> {
         self.read(|answer| Read::List(Box::new(query.clone()), answer)).await
+    }
+
+    async fn scan(&self, scan: &TaskScan) -> Result<TaskBatch, BackendError> {
+        self.read(|answer| Read::Scan(Box::new(scan.clone()), answer)).await
     }
 
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError> {

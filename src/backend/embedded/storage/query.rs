@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params_from_iter};
 
 use super::row::{fold, status_name, status_of, task_of};
 use super::schema::explain;
-use crate::backend::{BackendError, MAX_PAGE, TaskOrder, TaskPage, TaskQuery};
+use crate::backend::{BackendError, MAX_PAGE, TaskBatch, TaskOrder, TaskPage, TaskQuery, TaskScan};
 use crate::core::task::{LifecycleStatus, Task};
 
 /// A page ends early when its documents pass this.
@@ -22,15 +22,71 @@ pub(super) fn get(connection: &Connection, name: &str, id: &str) -> Result<Optio
 pub(super) fn list(connection: &Connection, name: &str, query: &TaskQuery) -> Result<TaskPage, BackendError> {
     let (total, documents) = page(connection, query).map_err(|error| explain(&error, name, "list tasks"))?;
     let next = query.offset.saturating_add(documents.len() as u64);
-    let mut tasks = Vec::with_capacity(documents.len());
-    for (id, document) in documents {
-        match task_of(&document, || format!("task {id:?} in the {name}")) {
-            Ok(task) => tasks.push(task),
-            // One broken document must not hide all others from the dispatcher; `get` and `delete` still reach it.
-            Err(error) => tracing::error!(%error, "a task is left out of a list"),
-        }
+    Ok(TaskPage { tasks: readable(documents, name), total, next: (next < total).then_some(next) })
+}
+
+pub(super) fn scan(connection: &Connection, name: &str, scan: &TaskScan) -> Result<TaskBatch, BackendError> {
+    if scan.statuses.is_empty() {
+        return Ok(TaskBatch { tasks: Vec::new(), next: None });
     }
-    Ok(TaskPage { tasks, total, next: (next < total).then_some(next) })
+    let (documents, more) = batch(connection, scan).map_err(|error| explain(&error, name, "scan tasks"))?;
+    let next = documents.last().filter(|_| more).map(|(id, _)| id.clone());
+    Ok(TaskBatch { tasks: readable(documents, name), next })
+}
+
+/// One broken document must not hide all others; `get` and `delete` still reach it.
+fn readable(documents: Vec<(String, String)>, name: &str) -> Vec<Task> {
+    let tasks = documents.into_iter().filter_map(|(id, document)| {
+        task_of(&document, || format!("task {id:?} in the {name}"))
+            .inspect_err(|error| tracing::error!(%error, "a task is left out of a list"))
+            .ok()
+    });
+    tasks.collect()
+}
+
+/// The batch, and whether there is more.
+fn batch(connection: &Connection, scan: &TaskScan) -> rusqlite::Result<(Vec<(String, String)>, bool)> {
+    let (sql, values) = scan_sql(scan);
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(values))?;
+    let documents = take_documents(&mut rows)?;
+    let more = rows.next()?.is_some();
+    Ok((documents, more))
+}
+
+/// Each status has its own stretch of an index that is in the order of ids, and SQLite merges the stretches as it goes:
+/// nothing is sorted and nothing is read that is not returned. The index is named: without statistics SQLite may take the
+/// dispatcher's and sort.
+pub(super) fn scan_sql(scan: &TaskScan) -> (String, Vec<Value>) {
+    let (index, executor) = match scan.executor {
+        Some(_) => ("tasks_by_executor", "AND executor = ?"),
+        None => ("tasks_by_status", ""),
+    };
+    let stretch =
+        format!("SELECT id, document FROM tasks INDEXED BY {index} WHERE status = ? {executor} AND id > ?");
+    let stretches = vec![stretch; scan.statuses.len()].join(" UNION ALL ");
+    let mut values = Vec::new();
+    for status in &scan.statuses {
+        values.push(Value::Text(status_name(*status).to_owned()));
+        values.extend(scan.executor.clone().map(Value::Text));
+        values.push(Value::Text(scan.after.clone().unwrap_or_default()));
+    }
+    (format!("{stretches} ORDER BY id"), values)
+}
+
+/// As many as a page may have.
+fn take_documents(rows: &mut rusqlite::Rows<'_>) -> rusqlite::Result<Vec<(String, String)>> {
+    let mut documents = Vec::new();
+    let mut bytes = 0;
+    while bytes < PAGE_BYTES
+        && (documents.len() as u64) < MAX_PAGE
+        && let Some(row) = rows.next()?
+    {
+        let document: String = row.get(1)?;
+        bytes += document.len();
+        documents.push((row.get(0)?, document));
+    }
+    Ok(documents)
 }
 
 /// The count and the page, of the same moment.
@@ -50,16 +106,7 @@ fn page(connection: &Connection, query: &TaskQuery) -> rusqlite::Result<(u64, Ve
     let mut statement = moment.prepare_cached(&format!(
         "SELECT id, document FROM tasks WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
     ))?;
-    let mut rows = statement.query(params_from_iter(&values))?;
-    let mut documents = Vec::new();
-    let mut bytes = 0;
-    while bytes < PAGE_BYTES
-        && let Some(row) = rows.next()?
-    {
-        let document: String = row.get(1)?;
-        bytes += document.len();
-        documents.push((row.get(0)?, document));
-    }
+    let documents = take_documents(&mut statement.query(params_from_iter(&values))?)?;
     Ok((total as u64, documents))
 }
 

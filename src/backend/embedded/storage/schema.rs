@@ -11,12 +11,12 @@ use crate::backend::BackendError;
 /// Marks the file as ours ("skal").
 const APPLICATION_ID: i32 = 0x736b_616c;
 /// Raised by every change of the tables; a file with a higher number is not touched.
-const SCHEMA: i32 = 1;
+const SCHEMA: i32 = 2;
 /// How long to wait for another process that writes.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// The columns repeat what the document says, for the indexes: the dispatcher's order, the list's order, and the
-/// filters of [`crate::backend::TaskQuery`].
+/// The columns repeat what the document says, for the indexes: the dispatcher's order, the list's order, the filters of
+/// [`crate::backend::TaskQuery`], and the sweeps of [`crate::backend::TaskScan`].
 const TABLES: &str = "
     CREATE TABLE tasks (
         id TEXT PRIMARY KEY,
@@ -33,7 +33,12 @@ const TABLES: &str = "
     CREATE INDEX tasks_by_dispatch ON tasks (status, priority DESC, created, id);
     CREATE INDEX tasks_by_age ON tasks (created DESC, id);
     CREATE INDEX tasks_by_class ON tasks (class, status);
-    CREATE INDEX tasks_by_executor ON tasks (executor, status) WHERE executor IS NOT NULL;
+";
+/// Made again by every raise of [`SCHEMA`].
+const INDEXES: &str = "
+    DROP INDEX IF EXISTS tasks_by_executor;
+    CREATE INDEX tasks_by_executor ON tasks (executor, status, id) WHERE executor IS NOT NULL;
+    CREATE INDEX tasks_by_status ON tasks (status, id);
 ";
 
 pub(super) fn open(path: &Path, name: &str) -> Result<Connection, BackendError> {
@@ -78,9 +83,13 @@ fn prepare(mut connection: Connection, name: &str) -> Result<Connection, Backend
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(explain)?;
     // Again under the lock: another process may have made the tables meanwhile.
-    if check(&transaction, name, &explain)? == 0 {
+    let schema = check(&transaction, name, &explain)?;
+    if schema == 0 {
         transaction.execute_batch(TABLES).map_err(explain)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(explain)?;
+    }
+    if schema < SCHEMA {
+        transaction.execute_batch(INDEXES).map_err(explain)?;
         transaction.pragma_update(None, "user_version", SCHEMA).map_err(explain)?;
     }
     transaction.commit().map_err(explain)?;

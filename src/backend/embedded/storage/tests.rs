@@ -82,6 +82,8 @@ async fn one_broken_document_does_not_hide_the_others() {
     other.execute("UPDATE tasks SET document = '{' WHERE id = 'broken'", []).unwrap();
     let page = storage.list(&TaskQuery::default()).await.unwrap();
     assert_eq!((page.tasks.len(), page.total, page.next), (1, 2, None));
+    let scan = TaskScan { statuses: vec![page.tasks[0].lifecycle_status], ..TaskScan::default() };
+    assert_eq!(storage.scan(&scan).await.unwrap().tasks, page.tasks);
     let error = storage.get("broken").await.unwrap_err();
     assert!(matches!(error, BackendError::Corrupt { .. }), "{error}");
     let stale = storage.replace(&task("broken"), 7).await.unwrap_err();
@@ -117,6 +119,33 @@ async fn a_write_that_does_not_fit_fails_alone_and_its_neighbours_are_stored() {
     }
     let stored: i64 = connection.query_row("SELECT count(*) FROM tasks", [], |row| row.get(0)).unwrap();
     assert_eq!(stored, 7);
+}
+
+/// A file of the first schema is given the indexes that came later; with them no scan sorts or reads what it leaves out.
+#[tokio::test]
+async fn an_older_file_gets_the_indexes_that_scans_walk_along() {
+    let (_folder, path) = file();
+    SqliteStorage::open(&path).unwrap().insert(&task("old")).await.unwrap();
+    let other = Connection::open(&path).unwrap();
+    other
+        .execute_batch(
+            "DROP INDEX tasks_by_status; DROP INDEX tasks_by_executor;
+             CREATE INDEX tasks_by_executor ON tasks (executor, status) WHERE executor IS NOT NULL;
+             PRAGMA user_version = 1;",
+        )
+        .unwrap();
+    assert!(SqliteStorage::open(&path).unwrap().get("old").await.unwrap().is_some());
+    for executor in [None, Some("a".to_owned())] {
+        let statuses = vec![LifecycleStatus::Running, LifecycleStatus::Paused];
+        let scan = TaskScan { statuses, executor, after: None };
+        let (sql, values) = query::scan_sql(&scan);
+        let mut plan = other.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let rows = plan.query_map(rusqlite::params_from_iter(values), |row| row.get::<_, String>(3)).unwrap();
+        let steps: Vec<String> = rows.collect::<rusqlite::Result<_>>().unwrap();
+        let searches = steps.iter().filter(|step| step.contains("status=?") && step.contains("id>?")).count();
+        assert_eq!(searches, 2, "{steps:?}");
+        assert!(!steps.iter().any(|step| step.contains("TEMP B-TREE") || step.contains("SCAN")), "{steps:?}");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::row::Row;
 use super::{batch, query, schema};
-use crate::backend::{BackendError, Stored, TaskPage, TaskQuery};
+use crate::backend::{BackendError, Stored, TaskBatch, TaskPage, TaskQuery, TaskScan};
 use crate::core::task::{LifecycleStatus, Task};
 
 /// Where an answer goes. Nobody may be waiting any more; then it is dropped.
@@ -51,6 +51,7 @@ impl<T> Pending<T> {
 pub(super) enum Read {
     Get(String, Answer<Option<Task>>),
     List(Box<TaskQuery>, Answer<TaskPage>),
+    Scan(Box<TaskScan>, Answer<TaskBatch>),
     Count(Answer<Vec<(LifecycleStatus, u64)>>),
     Classes(Answer<Vec<String>>),
     Ping(Answer<()>),
@@ -102,6 +103,7 @@ fn answer(connection: &Connection, name: &str, read: Read) {
     match read {
         Read::Get(id, to) => send(to, query::get(connection, name, &id)),
         Read::List(which, to) => send(to, query::list(connection, name, &which)),
+        Read::Scan(which, to) => send(to, query::scan(connection, name, &which)),
         Read::Count(to) => send(to, query::count_by_status(connection, name)),
         Read::Classes(to) => send(to, query::class_names(connection, name)),
         Read::Ping(to) => {
