@@ -17,6 +17,7 @@ use crate::backend::{BackendError, TaskScan};
 use crate::config::env::ControllerMode;
 use crate::core::event::read;
 use crate::core::judge::{Evidence, Holder, TaskJudge, Verdict};
+use crate::core::lease::Heartbeat;
 use crate::core::lifecycle::Change;
 use crate::core::names;
 use crate::core::task::{LifecycleStatus, Millis, Task};
@@ -208,17 +209,17 @@ impl Monitor {
         shared.board.begin_round();
         loop {
             let batch = shared.backends.storage.scan(&scan).await?;
-            let values = self.heartbeats(&batch.tasks).await?;
+            let values = self.signs(&batch.tasks).await?;
+            let (now, wall) = (self.now(), shared.tasks.clock.now_millis());
+            let fleet = Arc::clone(&shared.fleet.borrow());
             for (task, (heartbeat, exception)) in batch.tasks.into_iter().zip(values) {
                 shared.board.see_task(&task);
-                let now = self.now();
-                let fleet = Arc::clone(&shared.fleet.borrow());
                 let evidence = Evidence {
                     holder: task.executor.as_ref().map_or(Holder::Unknown, |executor| fleet.holder(executor)),
                     heartbeat: heartbeat.as_deref(),
                     exception: exception.as_deref(),
                     now,
-                    wall: shared.tasks.clock.now_millis(),
+                    wall,
                     expired_after: shared.timing.expired_after,
                     cleared: shared.board.is_cleared(&task.id, task.skalds.incarnation),
                 };
@@ -242,19 +243,31 @@ impl Monitor {
         Ok(())
     }
 
-    /// Heartbeat and exception of each task.
-    async fn heartbeats(
-        &self,
-        tasks: &[Task],
-    ) -> Result<Vec<(Option<Vec<u8>>, Option<String>)>, BackendError> {
-        let keys: Vec<Vec<u8>> = tasks
-            .iter()
-            .flat_map(|task| [names::task_heartbeat(&task.id), names::task_exception(&task.id)])
-            .map(String::into_bytes)
-            .collect();
-        let mut values = self.shared.backends.cache.get_strings(&keys).await?.into_iter();
+    /// The heartbeat of each task, and the exception of those that are not simply alive.
+    async fn signs(&self, tasks: &[Task]) -> Result<Vec<(Option<Vec<u8>>, Option<String>)>, BackendError> {
+        let cache = &self.shared.backends.cache;
+        let keys = |ids: &[&str], key: fn(&str) -> String| -> Vec<Vec<u8>> {
+            ids.iter().map(|id| key(id).into_bytes()).collect()
+        };
+        let ids: Vec<&str> = tasks.iter().map(|task| &task.id[..]).collect();
+        let beats = cache.get_strings(&keys(&ids, names::task_heartbeat)).await?;
+        let alive = |beat: &Option<Vec<u8>>| {
+            let beat = beat.as_ref().and_then(|beat| Heartbeat::parse(beat).ok());
+            matches!(beat, Some(Heartbeat::Beat(_)))
+        };
+        let silent: Vec<&str> =
+            ids.into_iter().zip(&beats).filter(|(_, beat)| !alive(beat)).map(|(id, _)| id).collect();
+        let mut exceptions = Vec::new();
+        if !silent.is_empty() {
+            exceptions = cache.get_strings(&keys(&silent, names::task_exception)).await?;
+        }
+        let mut exceptions = exceptions.into_iter();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ok(tasks.iter().map(|_| (values.next().flatten(), values.next().flatten().map(text))).collect())
+        let signs = beats.into_iter().map(|beat| {
+            let exception = if alive(&beat) { None } else { exceptions.next().flatten().map(text) };
+            (beat, exception)
+        });
+        Ok(signs.collect())
     }
 
     async fn carry_out(&self, task: Task, verdict: Verdict) -> Result<(), TaskError> {

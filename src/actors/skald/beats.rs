@@ -21,9 +21,12 @@ use crate::core::names;
 /// A Skald that holds very many tasks beats more slowly, at most 33,000 writes a second; the keys outlive it.
 const TIME_PER_BEAT: Duration = Duration::from_micros(30);
 /// And it tells less often which tasks it holds.
-const TIME_PER_LISTED: Duration = Duration::from_micros(300);
+const TIME_PER_LISTED: Duration = Duration::from_micros(100);
 /// How many last words wait while cache memory is away; the oldest make room (they expire anyway).
 const MAX_WORDS: usize = 100_000;
+
+/// A list that has not changed is written again after this time, for a cache that was emptied.
+const LIST_AGAIN: Duration = Duration::from_secs(60);
 
 /// What waits to be written besides the beats, and the counter.
 #[derive(Default)]
@@ -117,6 +120,7 @@ impl SkaldCore {
         let clock = &self.tasks.clock;
         let mut next_own = Duration::ZERO;
         let mut next_list = Duration::ZERO;
+        let mut listed = (None, Duration::ZERO);
         let mut failing = false;
         let mut batch = Batch::default();
         let mut words = Vec::new();
@@ -134,9 +138,11 @@ impl SkaldCore {
                 batch.writes.extend(self.own_beats());
                 next_own = now + millis(HEARTBEAT_PERIOD);
             }
-            if next_list < now + period / 2 {
+            let news = listed.0 != batch.edition || now >= listed.1;
+            if next_list < now + period / 2 && news {
                 batch.writes.extend(self.own_tasks());
                 next_list = now + self.timing.sync.max(TIME_PER_LISTED * held);
+                listed = (batch.edition, now + LIST_AGAIN.min(self.timing.key_ttl / 2));
             }
             failing = self.write(&mut batch.writes, failing).await;
             if !failing {
