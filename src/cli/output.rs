@@ -24,7 +24,6 @@ pub(crate) fn json(document: &Value) -> Result<(), Failure> {
 }
 
 /// Says that a long-running subcommand serves: `ready NAME key=value …`, the line that scripts and tests wait for.
-#[allow(dead_code)] // for the subcommands that serve
 pub(crate) fn ready(name: &str, facts: &[(&str, &dyn Display)]) -> Result<(), Failure> {
     let facts: String = facts.iter().map(|(key, value)| format!(" {key}={value}")).collect();
     line(format_args!("ready {name}{facts}"))

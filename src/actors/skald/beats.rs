@@ -20,13 +20,10 @@ use crate::core::names;
 
 /// A Skald that holds very many tasks beats more slowly, at most 33,000 writes a second; the keys outlive it.
 const TIME_PER_BEAT: Duration = Duration::from_micros(30);
-/// And it tells less often which tasks it holds.
-const TIME_PER_LISTED: Duration = Duration::from_micros(100);
+/// And it tells less often which tasks it holds: from 10,000 on, less than every 3 seconds.
+const TIME_PER_LISTED: Duration = Duration::from_micros(300);
 /// How many last words wait while cache memory is away; the oldest make room (they expire anyway).
 const MAX_WORDS: usize = 100_000;
-
-/// A list that has not changed is written again after this time, for a cache that was emptied.
-const LIST_AGAIN: Duration = Duration::from_secs(60);
 
 /// What waits to be written besides the beats, and the counter.
 #[derive(Default)]
@@ -99,10 +96,10 @@ impl Batch {
         let beat = next_beat(core.beats.beat.load(Ordering::Relaxed));
         core.beats.beat.store(beat, Ordering::Relaxed);
         let beat = Heartbeat::Beat(beat).to_bytes();
-        if self.edition != Some(core.edition()) {
-            let (edition, writes) = core.each_held(|held| {
-                string(names::task_heartbeat(held.id()), beat.clone(), millis(HEARTBEAT_TTL))
-            });
+        if self.edition != Some(core.table.edition()) {
+            let (edition, writes) = core
+                .table
+                .each(|held| string(names::task_heartbeat(held.id()), beat.clone(), millis(HEARTBEAT_TTL)));
             *self = Batch { tasks: writes.len(), writes, edition: Some(edition) };
             return;
         }
@@ -120,7 +117,6 @@ impl SkaldCore {
         let clock = &self.tasks.clock;
         let mut next_own = Duration::ZERO;
         let mut next_list = Duration::ZERO;
-        let mut listed = (None, Duration::ZERO);
         let mut failing = false;
         let mut batch = Batch::default();
         let mut words = Vec::new();
@@ -138,11 +134,9 @@ impl SkaldCore {
                 batch.writes.extend(self.own_beats());
                 next_own = now + millis(HEARTBEAT_PERIOD);
             }
-            let news = listed.0 != batch.edition || now >= listed.1;
-            if next_list < now + period / 2 && news {
+            if next_list < now + period / 2 {
                 batch.writes.extend(self.own_tasks());
                 next_list = now + self.timing.sync.max(TIME_PER_LISTED * held);
-                listed = (batch.edition, now + LIST_AGAIN.min(self.timing.key_ttl / 2));
             }
             failing = self.write(&mut batch.writes, failing).await;
             if !failing {
@@ -157,6 +151,10 @@ impl SkaldCore {
                         words.clear();
                     }
                 }
+            }
+            if failing {
+                // It may come back empty: then everything is due at once.
+                (next_own, next_list) = (Duration::ZERO, Duration::ZERO);
             }
         }
     }
@@ -208,7 +206,8 @@ impl SkaldCore {
     fn own_tasks(&self) -> Vec<CacheWrite> {
         let ttl = self.timing.key_ttl;
         let (_, tasks) = self
-            .each_held(|held| SkaldTask { id: held.id().to_owned(), class_name: held.class_name.clone() });
+            .table
+            .each(|held| SkaldTask { id: held.id().to_owned(), class_name: held.class_name.clone() });
         let list = SkaldTasks {
             existed_task_ids: tasks.iter().map(|task| task.id.clone()).collect(),
             tasks,

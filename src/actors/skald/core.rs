@@ -1,15 +1,14 @@
 //! What a Skald knows, and how it takes a task and lets go of it.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
 use super::beats::Beats;
 use super::own::Own;
+use super::table::{Slot, Table};
 use crate::actors::actor_ref::ActorRef;
 use crate::actors::spec::{Place, Restart, Spec, Stage};
 use crate::actors::supervisor::Exit;
@@ -45,23 +44,6 @@ impl Default for Timing {
     }
 }
 
-/// A place in the Skald's table.
-enum Slot {
-    /// The task is being started.
-    Starting,
-    /// A worker runs it; its actor is filled in once it is spawned.
-    Running(Arc<Held>, Option<ActorRef<WorkerActor>>),
-}
-
-impl Slot {
-    fn held(&self) -> Option<&Arc<Held>> {
-        match self {
-            Slot::Running(held, _) => Some(held),
-            Slot::Starting => None,
-        }
-    }
-}
-
 /// What all parts of a Skald share. It outlives the actor's restarts.
 pub(super) struct SkaldCore {
     pub(super) id: String,
@@ -79,9 +61,7 @@ pub(super) struct SkaldCore {
     /// The table was full when a task came; what waits is looked for as soon as there is room.
     overflown: AtomicBool,
     draining: AtomicBool,
-    table: Mutex<BTreeMap<String, Slot>>,
-    /// Raised when what is held has changed.
-    edition: AtomicU64,
+    pub(super) table: Table,
     /// Told whenever a slot becomes free.
     freed: Notify,
     placed: AtomicUsize,
@@ -117,70 +97,12 @@ impl SkaldCore {
             sweep_now: Notify::new(),
             overflown: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            table: Mutex::default(),
-            edition: AtomicU64::new(0),
+            table: Table::default(),
             freed: Notify::new(),
             placed: AtomicUsize::new(0),
             ready: watch::Sender::new((false, false)),
             outcome: Mutex::default(),
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
-        // Nothing panics under this lock, so a poisoned table is still whole.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn edited<T>(&self, edit: impl FnOnce(&mut BTreeMap<String, Slot>) -> T) -> T {
-        let mut table = self.table();
-        self.edition.fetch_add(1, Ordering::AcqRel);
-        edit(&mut table)
-    }
-
-    pub(super) fn task_ids(&self) -> Vec<String> {
-        self.table().keys().cloned().collect()
-    }
-
-    /// What workers run, in the order of ids, and the edition that the table has then: as long as it is the same,
-    /// the answer is.
-    pub(super) fn each_held<T>(&self, of: impl Fn(&Held) -> T) -> (u64, Vec<T>) {
-        let table = self.table();
-        let each = table.values().filter_map(Slot::held).map(|held| of(held)).collect();
-        (self.edition(), each)
-    }
-
-    /// Those that fit.
-    pub(super) fn held_that(&self, fits: impl Fn(&Held) -> bool) -> Vec<Arc<Held>> {
-        self.table().values().filter_map(Slot::held).filter(|held| fits(held)).cloned().collect()
-    }
-
-    /// The first so many after an id.
-    pub(super) fn held_after(&self, after: Option<&str>, count: usize) -> Vec<Arc<Held>> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let table = self.table();
-        let behind = table.range::<str, _>((from, Bound::Unbounded));
-        behind.filter_map(|(_, slot)| slot.held()).take(count).cloned().collect()
-    }
-
-    /// Whether what is held has changed: the number is another one then.
-    pub(super) fn edition(&self) -> u64 {
-        self.edition.load(Ordering::Acquire)
-    }
-
-    pub(super) fn held(&self, id: &str) -> Option<Arc<Held>> {
-        match self.table().get(id) {
-            Some(Slot::Running(held, _)) => Some(Arc::clone(held)),
-            _ => None,
-        }
-    }
-
-    /// Whether the task is held or being started.
-    pub(super) fn knows(&self, id: &str) -> bool {
-        self.table().contains_key(id)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.table().len()
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -197,7 +119,7 @@ impl SkaldCore {
             let mut freed = std::pin::pin!(self.freed.notified());
             // Before the look, so that what is freed between the look and the wait is not missed.
             freed.as_mut().enable();
-            if self.len() == 0 {
+            if self.table.len() == 0 {
                 return;
             }
             freed.await;
@@ -271,7 +193,7 @@ impl SkaldCore {
 
     /// A place for a task; `None` when it is known already or there is no room.
     pub(super) fn reserve(self: &Arc<Self>, task: &Task) -> Option<Reserved> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if let Some(slot) = table.get(&task.id) {
             if let Slot::Running(held, _) = slot
                 && held.incarnation() < task.skalds.incarnation
@@ -289,8 +211,12 @@ impl SkaldCore {
         Some(Reserved { core: Arc::clone(self), id: Some(task.id.clone()) })
     }
 
-    fn free(&self, id: &str) {
-        self.edited(|table| table.remove(id));
+    /// Frees a task's place; what is said of it is said before anybody sees the place free.
+    fn free(&self, id: &str, say: impl FnOnce()) {
+        self.table.edit(|slots| {
+            slots.remove(id);
+            say();
+        });
         if self.overflown.swap(false, Ordering::AcqRel) {
             self.sweep_now.notify_one();
         }
@@ -307,12 +233,13 @@ impl SkaldCore {
 
     /// A worker has ended and its outcome is stored.
     fn ended(self: &Arc<Self>, held: &Arc<Held>, end: WorkerEnd) {
-        let current = self.held(held.id()).is_some_and(|other| Arc::ptr_eq(&other, held));
+        let current = self.table.held(held.id()).is_some_and(|other| Arc::ptr_eq(&other, held));
         if !current {
             return; // it was given up before; its end has been told
         }
-        self.beats.last_words(held.id(), end.heartbeat, end.exception, self.timing.key_ttl);
-        self.free(held.id());
+        self.free(held.id(), || {
+            self.beats.last_words(held.id(), end.heartbeat, end.exception, self.timing.key_ttl);
+        });
         if let Some(task) = end.task {
             self.own_task_ended(task);
         }
@@ -338,14 +265,14 @@ impl SkaldCore {
     }
 
     fn free_if(&self, held: &Arc<Held>) {
-        if self.held(held.id()).is_some_and(|other| Arc::ptr_eq(&other, held)) {
-            self.free(held.id());
+        if self.table.held(held.id()).is_some_and(|other| Arc::ptr_eq(&other, held)) {
+            self.free(held.id(), || {});
         }
     }
 
     /// Ends a worker whose code does not even let its own actor run: the task goes on without it.
     pub(super) async fn give_up(self: &Arc<Self>, held: &Arc<Held>) {
-        let actor = match self.table().get(held.id()) {
+        let actor = match self.table.lock().get(held.id()) {
             Some(Slot::Running(other, Some(actor))) if Arc::ptr_eq(other, held) => actor.clone(),
             _ => return,
         };
@@ -399,11 +326,11 @@ impl Reserved {
             }
         };
         // Before the actor is there, which may end before this function does.
-        core.edited(|table| table.insert(id.clone(), Slot::Running(Arc::clone(&held), None)));
+        core.table.edit(|slots| slots.insert(id.clone(), Slot::Running(Arc::clone(&held), None)));
         match self.spawn(Arc::clone(&held), worker) {
             Ok(actor) => {
                 self.id = None;
-                if let Some(Slot::Running(current, place)) = core.table().get_mut(&id)
+                if let Some(Slot::Running(current, place)) = core.table.lock().get_mut(&id)
                     && Arc::ptr_eq(current, &held)
                 {
                     *place = Some(actor);
@@ -449,7 +376,7 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.core.free(&id);
+            self.core.free(&id, || {});
         }
     }
 }

@@ -18,18 +18,18 @@ impl SkaldCore {
             tracing::warn!(skald = self.id, %error, "assigned tasks were not handed back; the controller will find them");
         }
         if !self.empty_within(self.timing.drain).await {
-            for held in self.held_that(|_| true) {
+            for held in self.table.that(|_| true) {
                 held.stop(StopReason::Draining);
             }
             // A worker has the grace period, and its release has as long again.
             if !self.empty_within(self.timing.grace * 2 + Duration::from_secs(1)).await {
-                let left = self.held_that(|_| true);
+                let left = self.table.that(|_| true);
                 let given_up = join_all(left.iter().map(|held| self.give_up(held)));
                 tokio::select! {
                     _ = given_up => {}
                     // Storage is away: the controller will find that this Skald is gone.
                     () = self.tasks.clock.sleep(self.timing.grace + Duration::from_secs(5)) => {
-                        tracing::error!(skald = self.id, tasks = self.len(), "tasks could not be handed back");
+                        tracing::error!(skald = self.id, tasks = self.table.len(), "tasks could not be handed back");
                     }
                 }
             }

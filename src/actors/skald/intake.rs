@@ -171,8 +171,8 @@ impl SkaldCore {
     /// The task, also when it is just being started: what is said about it then must not be lost.
     async fn held_soon(&self, id: &str) -> Option<Arc<Held>> {
         for _ in 0..STARTING_LOOKS {
-            match self.held(id) {
-                None if self.knows(id) => self.tasks.clock.sleep(Duration::from_millis(5)).await,
+            match self.table.held(id) {
+                None if self.table.knows(id) => self.tasks.clock.sleep(Duration::from_millis(5)).await,
                 held => return held,
             }
         }

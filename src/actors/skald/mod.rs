@@ -18,6 +18,7 @@ mod drain;
 mod intake;
 mod own;
 mod sweep;
+mod table;
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ impl Skald {
 
     /// The tasks that it holds now, sorted.
     pub fn task_ids(&self) -> Vec<String> {
-        self.core.task_ids()
+        self.core.table.ids()
     }
 
     /// Waits until it listens for events and has told the fleet that it is there.

@@ -25,7 +25,7 @@ impl SkaldCore {
             let now = self.tasks.clock.elapsed();
             if now >= next_look {
                 self.stop_what_is_over().await;
-                next_look = now + TIME_PER_LOOK * self.len() as u32;
+                next_look = now + TIME_PER_LOOK * self.table.len() as u32;
             }
             if let Err(error) = self.sweep(&mut after).await {
                 tracing::warn!(skald = self.id, %error, "storage could not be searched; trying again");
@@ -48,7 +48,7 @@ impl SkaldCore {
         let room = if self.is_draining() {
             MAX_PAGE
         } else {
-            u64::from(self.capacity).saturating_sub(self.len() as u64)
+            u64::from(self.capacity).saturating_sub(self.table.len() as u64)
         };
         if room == 0 {
             return Ok(());
@@ -74,7 +74,7 @@ impl SkaldCore {
     /// Compares what storage says of our tasks with what we hold, a batch each time: all of it in turn.
     async fn check_held(self: &Arc<Self>, after: &mut Option<String>) -> Result<(), TaskError> {
         // Before the look: what comes later need not be in it.
-        let held = self.held_after(after.as_deref(), MAX_PAGE as usize);
+        let held = self.table.after(after.as_deref(), MAX_PAGE as usize);
         let scan = TaskScan {
             statuses: vec![LifecycleStatus::Running, LifecycleStatus::Paused],
             executor: Some(self.id.clone()),
@@ -83,9 +83,9 @@ impl SkaldCore {
         let batch = self.backends.storage.scan(&scan).await?;
         after.clone_from(&batch.next);
         for task in &batch.tasks {
-            if let Some(held) = self.held(&task.id) {
+            if let Some(held) = self.table.held(&task.id) {
                 held.obey(task);
-            } else if !self.knows(&task.id) {
+            } else if !self.table.knows(&task.id) {
                 // It is ours by name, but nobody here runs it: an earlier process of this id did.
                 let lost = Change::Lost {
                     incarnation: task.skalds.incarnation,
@@ -113,7 +113,7 @@ impl SkaldCore {
     async fn stop_what_is_over(self: &Arc<Self>) {
         let patience = self.timing.grace * 2 + self.timing.sync;
         let too_long = |held: &Held| held.stopping_for().is_some_and(|time| time > patience);
-        let over = self.held_that(|held| too_long(held) || held.deadline_passed());
+        let over = self.table.that(|held| too_long(held) || held.deadline_passed());
         for held in over {
             if too_long(&held) {
                 self.give_up(&held).await;

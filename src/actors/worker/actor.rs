@@ -157,7 +157,7 @@ async fn pass_updates(worker: &dyn TaskWorker, ctx: &WorkerContext) -> std::conv
         };
         let listens = ctx.held.listens.load(Ordering::Acquire);
         if !listens
-            && ctx.held.gives(version)
+            && ctx.held.given.fetch_max(version, Ordering::AcqRel) < version
             && let Err(error) = worker.update(ctx, &attachments).await
         {
             tracing::warn!(task = ctx.task_id(), %error, "the worker refused an update of its attachments");

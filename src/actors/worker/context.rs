@@ -77,10 +77,11 @@ impl WorkerContext {
             .map_err(|error| WorkerError::permanent(error.to_string()))
     }
 
-    /// Live updates as they come, beginning with one that came since the worker was made. From now on [`TaskWorker::update`](super::TaskWorker::update) is not called.
+    /// Live updates as they come, beginning with one that came since the worker was made. From now on
+    /// [`TaskWorker::update`](super::TaskWorker::update) is not called.
     pub fn updates(&self) -> Updates {
         self.held.listens.store(true, Ordering::Release);
-        Updates { orders: self.held.orders(), held: Arc::clone(&self.held) }
+        Updates { orders: self.held.orders(), seen: self.held.given.load(Ordering::Acquire) }
     }
 
     /// How long the worker has to stop once it was asked to.
@@ -216,15 +217,10 @@ pub(super) struct Checkpoint {
 }
 
 /// Live updates of a task's attachments. One that came while nobody waited is given next; of several, the last.
+#[derive(Debug)]
 pub struct Updates {
     orders: watch::Receiver<Orders>,
-    held: Arc<Held>,
-}
-
-impl std::fmt::Debug for Updates {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Updates").field(&self.held.id()).finish()
-    }
+    seen: u64,
 }
 
 impl Updates {
@@ -236,7 +232,8 @@ impl Updates {
                 if orders.stop.is_some() {
                     return None;
                 }
-                if self.held.gives(orders.version) {
+                if orders.version > self.seen {
+                    self.seen = orders.version;
                     return Some(Arc::clone(&orders.attachments));
                 }
             }

@@ -55,8 +55,8 @@ pub(crate) struct Held {
     orders: watch::Sender<Orders>,
     /// `run` listens for updates itself.
     pub(crate) listens: AtomicBool,
-    /// The version of the attachments that the worker was given last.
-    given: AtomicU64,
+    /// The version of the attachments that the worker was given last: made from, or by `update`.
+    pub(crate) given: AtomicU64,
     /// The latest progress that is not stored yet.
     progress: std::sync::Mutex<Option<Progress>>,
     /// The stage that the worker is in.
@@ -151,11 +151,6 @@ impl Held {
             orders.version += 1;
             true
         });
-    }
-
-    /// Whether this version of the attachments is news to the worker. From now on it is not.
-    pub(crate) fn gives(&self, version: u64) -> bool {
-        self.given.fetch_max(version, Ordering::AcqRel) < version
     }
 
     pub(crate) async fn task(&self) -> Task {
