@@ -89,6 +89,7 @@ async fn run(dir: PathBuf, stop: CancellationToken, said: mpsc::Sender<String>) 
     loop {
         let alarm = agent.machine.alarm_at().map_or(60_000, |at| (at - agent.now()).clamp(0, 60_000));
         tokio::select! {
+            biased;
             _ = events.recv_many(&mut batch, 128) => {
                 for event in batch.drain(..) {
                     agent.outbox.room().await.expect("the disk is good");

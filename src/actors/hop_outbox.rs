@@ -47,6 +47,8 @@ pub struct HopOutbox {
     live: BTreeSet<Vec<u8>>,
     /// What has been queued and not been found durable yet, in order.
     waiting: VecDeque<(u64, Commit)>,
+    /// Some of it has been queued since the last commit.
+    queued: bool,
     kept: usize,
     /// The state that was received last, and its frame.
     received: Option<(Arc<JobState>, Box<[u8]>)>,
@@ -83,6 +85,7 @@ impl HopOutbox {
             outbox,
             live: BTreeSet::new(),
             waiting: VecDeque::new(),
+            queued: false,
             kept: 0,
             received: None,
             key: Vec::new(),
@@ -96,10 +99,11 @@ impl HopOutbox {
         self.received = Some((Arc::clone(state), frame));
     }
 
-    /// `HopEffect::Persist`: [`HopOutbox::persisted`] says when it is durable.
+    /// `HopEffect::Persist`: [`HopOutbox::persisted`] commits it and says when it is durable.
     pub fn persist(&mut self, ticket: u64, record: &Record) -> Result<(), HopOutboxError> {
-        let commit = self.write(record, Outbox::start_put)?;
+        let commit = self.write(record, Outbox::queue_put)?;
         self.waiting.push_back((ticket, commit));
+        self.queued = true;
         Ok(())
     }
 
@@ -161,7 +165,13 @@ impl HopOutbox {
 
     /// The ticket up to which everything is durable now; waits until it is a higher one than the last time. Nothing
     /// is lost when the future is dropped. Without anything to wait for it waits for ever.
+    ///
+    /// On a quick disk the commit is made here, with everything that has been queued by then: to be polled when the
+    /// inputs at hand have been given to the machine.
     pub async fn persisted(&mut self) -> Result<u64, OutboxError> {
+        if std::mem::take(&mut self.queued) {
+            self.outbox.commit();
+        }
         let Some((ticket, commit)) = self.waiting.front_mut() else { return std::future::pending().await };
         let (mut up_to, done) = (*ticket, commit.await);
         self.waiting.pop_front();

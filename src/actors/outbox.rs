@@ -47,6 +47,8 @@ pub struct OutboxOptions {
     pub allocate_bytes: usize,
     /// How long a lazy record may stay undurable.
     pub lazy_delay: Duration,
+    /// [`Outbox::commit`] commits on the caller's thread as long as the last commit took less than this.
+    pub commit_here_below: Duration,
 }
 
 impl Default for OutboxOptions {
@@ -58,6 +60,7 @@ impl Default for OutboxOptions {
             segment_bytes: 32 << 20,
             allocate_bytes: 1 << 20,
             lazy_delay: Duration::from_millis(50),
+            commit_here_below: Duration::from_millis(1),
         }
     }
 }
@@ -176,10 +179,10 @@ impl Outbox {
     }
 
     fn start<D: disk::Disk>(journal: Journal<D>, options: OutboxOptions) -> Result<Outbox, OutboxError> {
-        let shared = Arc::new(Shared::new(options, journal.live()));
+        let shared = Arc::new(Shared::new(options, journal));
         let thread = std::thread::Builder::new().name("skalds-outbox".into()).spawn({
             let shared = Arc::clone(&shared);
-            move || commit::run(&shared, journal)
+            move || commit::run(&shared)
         });
         let thread =
             thread.map_err(|error| OutboxError::io("start the thread of", Path::new("an outbox"), error))?;
@@ -197,9 +200,19 @@ impl Outbox {
         }
     }
 
-    /// Queues a record, in the order of calls; the returned future says when it is durable. Wait for
-    /// [`Outbox::room`] first: past twice the queue's bounds the answer is [`OutboxError::Full`].
+    /// Queues a record, in the order of calls, and has the thread commit it; the returned future says when it is
+    /// durable. Wait for [`Outbox::room`] first: past twice the queue's bounds the answer is [`OutboxError::Full`].
     pub fn start_put(&self, key: &[u8], kind: u8, body: &[u8]) -> Result<Commit, OutboxError> {
+        let commit = self.queue_put(key, kind, body)?;
+        if let Some(inner) = &self.inner {
+            inner.shared.make_due();
+        }
+        Ok(commit)
+    }
+
+    /// The same for an owner that calls [`Outbox::commit`] when it has queued all that there is; without it the
+    /// record is committed like a lazy one.
+    pub fn queue_put(&self, key: &[u8], kind: u8, body: &[u8]) -> Result<Commit, OutboxError> {
         match &self.inner {
             None => Ok(Commit { waiter: None }),
             Some(inner) => {
@@ -208,6 +221,14 @@ impl Outbox {
                 inner.shared.queue(Some(sender), |batch| batch.put(key, kind, body))?;
                 Ok(Commit { waiter: Some(waiter) })
             }
+        }
+    }
+
+    /// Commits what is queued: on the caller's thread while the disk is quick ([`OutboxOptions::commit_here_below`]),
+    /// which saves waking another one, and on the outbox's own otherwise.
+    pub fn commit(&self) {
+        if let Some(inner) = &self.inner {
+            inner.shared.commit();
         }
     }
 

@@ -38,7 +38,8 @@ pub struct AgentOptions {
     pub access: RedisAccess,
     /// Rust jobs that it can run.
     pub natives: NativeJobs,
-    /// Where its outbox lives. `None`: nothing survives the process.
+    /// Where its outbox lives. `None`: nothing survives the process. As long as the disk syncs in less than a
+    /// millisecond the agent's own thread waits for it, since waking another one takes as long.
     pub data_dir: Option<PathBuf>,
     /// Listen on addresses that other machines can reach. There is no authentication yet: everybody who reaches the
     /// port can run jobs.

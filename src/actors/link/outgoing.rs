@@ -40,6 +40,10 @@ pub(super) enum Refusal {
 }
 
 impl Queue {
+    fn is_acks(&self) -> bool {
+        self.bytes.is_empty() && self.ack != Ack::default()
+    }
+
     fn len(&self) -> usize {
         self.bytes.len() + HOP_BYTES * (self.ack.hops.len() + self.ack.forwarded.len())
     }
@@ -97,6 +101,7 @@ impl Outgoing {
 
     /// Waits until there is something to write, and takes all of it in exchange for an empty buffer; how many frames
     /// it is. `None`: closed, and nothing is left.
+    /// Acknowledgements alone let others go first: a state that waits for another connection is on its way sooner.
     pub(super) async fn take(&self, buffer: &mut Vec<u8>) -> Result<Option<u64>, FrameError> {
         buffer.clear();
         if buffer.capacity() > KEEP_BYTES {
@@ -120,6 +125,9 @@ impl Outgoing {
                 return Ok(None);
             }
             self.work.notified().await;
+            if self.lock().is_acks() {
+                tokio::task::yield_now().await;
+            }
         }
     }
 

@@ -1,7 +1,8 @@
-//! The queue in front of the journal, and the thread that empties it.
+//! The queue in front of the journal, and who empties it: a thread, or an owner that commits itself as long as the disk
+//! is quick. Waking the thread takes longer than a quick disk's sync where idle cores are slow to wake.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
@@ -16,15 +17,50 @@ type Waiter = oneshot::Sender<Result<(), OutboxError>>;
 pub(super) struct Shared {
     options: OutboxOptions,
     state: Mutex<State>,
+    /// Locked before `state` by who commits: records go to the disk in the order in which they were queued. `None`
+    /// when nothing is written any more, so that the directory is free.
+    writer: Mutex<Option<Writer>>,
     /// Wakes the thread.
     work: Condvar,
     /// Wakes those who wait for room.
     room: Notify,
 }
 
+/// What a commit needs.
+struct Writer {
+    journal: Box<dyn Commits>,
+    /// Buffers that are used again.
+    spare: Queue,
+    /// How long the last commit took.
+    took: Duration,
+}
+
+/// A [`Journal`] on any disk.
+trait Commits: Send {
+    fn write(&mut self, batch: &mut Batch) -> Result<(), OutboxError>;
+    fn apply(&mut self, batch: &mut Batch) -> Result<(), OutboxError>;
+    fn live(&self) -> (usize, u64);
+}
+
+impl<D: Disk> Commits for Journal<D> {
+    fn write(&mut self, batch: &mut Batch) -> Result<(), OutboxError> {
+        self.write(batch)
+    }
+
+    fn apply(&mut self, batch: &mut Batch) -> Result<(), OutboxError> {
+        self.apply(batch)
+    }
+
+    fn live(&self) -> (usize, u64) {
+        self.live()
+    }
+}
+
 #[derive(Default)]
 struct State {
     queue: Queue,
+    /// A commit is due: somebody waits for it.
+    due: bool,
     /// The thread waits without a timeout.
     parked: bool,
     /// Nothing is taken any more: why.
@@ -52,11 +88,14 @@ impl Queue {
 }
 
 impl Shared {
-    pub(super) fn new(options: OutboxOptions, (live_records, live_bytes): (usize, u64)) -> Self {
+    pub(super) fn new<D: Disk>(options: OutboxOptions, journal: Journal<D>) -> Self {
+        let (live_records, live_bytes) = journal.live();
+        let writer = Writer { journal: Box::new(journal), spare: Queue::default(), took: Duration::ZERO };
         let stats = OutboxStats { live_records, live_bytes, ..OutboxStats::default() };
         Shared {
             options,
             state: Mutex::new(State { stats, ..State::default() }),
+            writer: Mutex::new(Some(writer)),
             work: Condvar::new(),
             room: Notify::new(),
         }
@@ -80,7 +119,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Queues a record. With a waiter it is committed at once, without one soon.
+    /// Queues a record. It is committed soon, and at once after [`Shared::make_due`] or [`Shared::commit`].
     pub(super) fn queue(
         &self,
         waiter: Option<Waiter>,
@@ -108,14 +147,8 @@ impl Shared {
         }
         add(&mut state.queue.batch);
         state.queue.since.get_or_insert_with(Instant::now);
-        // Further records do not wake a thread that has been woken: it takes all of them.
-        let wake = match waiter {
-            Some(waiter) => {
-                state.queue.waiters.push(waiter);
-                state.queue.waiters.len() == 1
-            }
-            None => state.parked || state.queue.exceeds(&self.options, 1),
-        };
+        state.queue.waiters.extend(waiter);
+        let wake = state.parked || state.queue.exceeds(&self.options, 1);
         state.parked &= !wake;
         drop(state);
         if wake {
@@ -132,8 +165,31 @@ impl Shared {
         }
         state.queue.waiters.push(waiter);
         drop(state);
-        self.work.notify_one();
+        self.make_due();
         Ok(())
+    }
+
+    /// Has the thread commit what is queued.
+    pub(super) fn make_due(&self) {
+        let mut state = self.lock();
+        // It takes everything, so it is woken once.
+        if !std::mem::replace(&mut state.due, true) {
+            drop(state);
+            self.work.notify_one();
+        }
+    }
+
+    /// Commits what is queued: here when that is quick, else by the thread.
+    pub(super) fn commit(&self) {
+        match self.writer.try_lock() {
+            Ok(mut writer)
+                if writer.as_ref().is_some_and(|writer| writer.took < self.options.commit_here_below) =>
+            {
+                self.commit_with(&mut writer);
+            }
+            // Who is at it has taken its records already.
+            _ => self.make_due(),
+        }
     }
 
     pub(super) async fn room(&self) -> Result<(), OutboxError> {
@@ -178,43 +234,75 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Waits until a commit is due and takes the queue; `None`: closed, and nothing is left.
-    fn take(&self, empty: Queue) -> Option<Queue> {
+    /// Waits until a commit is due; false: closed, and nothing is left.
+    fn wait(&self) -> bool {
         let mut state = self.lock();
         loop {
-            let queue = &state.queue;
-            if !queue.waiters.is_empty() || queue.exceeds(&self.options, 1) || state.end.is_some() {
-                break;
+            if state.end.is_some() {
+                return !state.queue.is_empty();
+            }
+            if state.due || state.queue.exceeds(&self.options, 1) {
+                return true;
             }
             // A thread that has just been busy waits with a timeout even when nothing is queued: so a lazy record
             // of a busy outbox need not wake it.
-            let wait = queue.since.map_or(self.options.lazy_delay, |since| {
+            let wait = state.queue.since.map_or(self.options.lazy_delay, |since| {
                 self.options.lazy_delay.saturating_sub(since.elapsed())
             });
             if wait.is_zero() {
-                break;
+                return true;
             }
             let (guard, timeout) =
                 self.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
             state = guard;
-            if timeout.timed_out() && state.queue.is_empty() && state.end.is_none() {
+            if timeout.timed_out() && state.queue.is_empty() && state.end.is_none() && !state.due {
                 state.parked = true;
-                while state.queue.is_empty() && state.end.is_none() {
+                while state.parked && state.end.is_none() && !state.due {
                     state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 state.parked = false;
             }
         }
-        if state.queue.is_empty() {
-            return None;
-        }
-        let full = state.queue.exceeds(&self.options, 1);
-        let queue = std::mem::replace(&mut state.queue, empty);
-        drop(state);
+    }
+
+    /// One commit of everything that is queued; after a failure there is no writer any more.
+    fn commit_with(&self, slot: &mut Option<Writer>) {
+        let Some(writer) = slot else { return };
+        let mut queue = {
+            let mut state = self.lock();
+            state.due = false;
+            if state.queue.is_empty() {
+                return;
+            }
+            std::mem::replace(&mut state.queue, std::mem::take(&mut writer.spare))
+        };
+        let records = queue.batch.len() as u64;
+        let full = queue.exceeds(&self.options, 1);
+        let begun = Instant::now();
+        let written = writer.journal.write(&mut queue.batch);
+        writer.took = begun.elapsed();
+        answer(queue.waiters.drain(..), written.as_ref().copied());
         if full {
             self.room.notify_waiters();
         }
-        Some(queue)
+        // After the answers: the index is nobody's concern but the journal's.
+        if let Err(error) = written.and_then(|()| writer.journal.apply(&mut queue.batch)) {
+            tracing::error!(%error, "the outbox stops");
+            *slot = None;
+            self.fail(&error);
+            return;
+        }
+        let (live_records, live_bytes) = writer.journal.live();
+        {
+            let mut state = self.lock();
+            state.stats.live_records = live_records;
+            state.stats.live_bytes = live_bytes;
+            state.stats.commits += u64::from(records > 0);
+            state.stats.records += records;
+        }
+        queue.batch.clear();
+        queue.since = None;
+        writer.spare = queue;
     }
 }
 
@@ -237,29 +325,17 @@ impl Drop for OnPanic<'_> {
 }
 
 /// The commit thread.
-pub(super) fn run<D: Disk>(shared: &Shared, mut journal: Journal<D>) {
+pub(super) fn run(shared: &Shared) {
     let _on_panic = OnPanic(shared);
-    let mut empty = Queue::default();
-    while let Some(mut queue) = shared.take(empty) {
-        let records = queue.batch.len() as u64;
-        let written = journal.write(&mut queue.batch);
-        answer(queue.waiters.drain(..), written.as_ref().copied());
-        // After the answers: the index is nobody's concern but the journal's.
-        if let Err(error) = written.and_then(|()| journal.apply(&mut queue.batch)) {
-            tracing::error!(%error, "the outbox stops");
-            shared.fail(&error);
-            return;
+    while shared.wait() {
+        // Poisoned: the owner panicked in a commit, and what that left on the disk is not known.
+        match shared.writer.lock() {
+            Ok(mut writer) => shared.commit_with(&mut writer),
+            Err(_) => {
+                shared.fail(&OutboxError::Closed);
+                break;
+            }
         }
-        let (live_records, live_bytes) = journal.live();
-        {
-            let mut state = shared.lock();
-            state.stats.live_records = live_records;
-            state.stats.live_bytes = live_bytes;
-            state.stats.commits += u64::from(records > 0);
-            state.stats.records += records;
-        }
-        queue.batch.clear();
-        queue.since = None;
-        empty = queue;
     }
+    *shared.writer.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }

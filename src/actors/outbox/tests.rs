@@ -293,6 +293,31 @@ async fn lazy_records_become_durable_by_themselves() {
 }
 
 #[tokio::test]
+async fn an_owner_commits_on_its_own_thread_while_the_disk_is_quick() {
+    let committed = |options: OutboxOptions| {
+        let (journal, _) = Journal::open(CrashDisk::default(), options.clone()).expect("it opens");
+        let outbox = Outbox::start(journal, options).expect("a thread");
+        let mut commits: Vec<Commit> =
+            (0..3).map(|key| outbox.queue_put(&[key], 0, b"body").expect("there is room")).collect();
+        assert!(commits[2].try_now().is_none(), "it was committed before anybody asked for it");
+        outbox.commit();
+        (outbox, commits)
+    };
+    let quick = OutboxOptions { commit_here_below: Duration::MAX, lazy_delay: Duration::MAX, ..small() };
+    let (outbox, mut commits) = committed(quick.clone());
+    for commit in &mut commits {
+        assert!(matches!(commit.try_now(), Some(Ok(()))), "commit returned before it was durable");
+    }
+    assert_eq!(outbox.stats().commits, 1);
+    // A slow disk is the thread's: the owner does not wait for it, and what it waits for comes all the same.
+    let (outbox, commits) = committed(OutboxOptions { commit_here_below: Duration::ZERO, ..quick });
+    for commit in commits {
+        commit.await.expect("the disk is good");
+    }
+    assert_eq!(outbox.stats().records, 3);
+}
+
+#[tokio::test]
 async fn the_queue_is_bounded_and_put_waits() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = OutboxOptions { queue_records: 8, max_record_bytes: 1000, ..small() };
@@ -399,7 +424,14 @@ fn put_and_acknowledge(dir: &Path) {
                     for version in first.. {
                         let mut body = version.to_le_bytes().to_vec();
                         body.resize(300, 0);
-                        outbox.put(&key.to_le_bytes(), 0, &body).await.expect("the disk is good");
+                        if key % 2 == 0 {
+                            outbox.put(&key.to_le_bytes(), 0, &body).await.expect("the disk is good");
+                        } else {
+                            let commit =
+                                outbox.queue_put(&key.to_le_bytes(), 0, &body).expect("there is room");
+                            outbox.commit();
+                            commit.await.expect("the disk is good");
+                        }
                         // With the line's end in one call, so that lines of several threads do not mix.
                         std::io::stdout()
                             .write_all(format!("acknowledged {key} {version}\n").as_bytes())
@@ -429,7 +461,14 @@ async fn compaction_under_load_keeps_every_live_record() {
             tokio::spawn(async move {
                 for round in 0..150u32 {
                     let key = [b'w', writer as u8, round as u8];
-                    outbox.put(&key, 2, &[0; 1500]).await.expect("the disk is good");
+                    // Threads and owners commit side by side.
+                    if writer % 2 == 0 {
+                        outbox.put(&key, 2, &[0; 1500]).await.expect("the disk is good");
+                    } else {
+                        let commit = outbox.queue_put(&key, 2, &[0; 1500]).expect("there is room");
+                        outbox.commit();
+                        commit.await.expect("the disk is good");
+                    }
                     outbox.remove_lazily(&key).expect("there is room");
                 }
             })
