@@ -136,7 +136,7 @@ pub mod worker;
 
 pub use actor_ref::{ActorRef, Ended, Recipient};
 #[cfg(feature = "redis")]
-pub use agent::{AgentError, AgentOptions, NodeAgent};
+pub use agent::{AgentError, AgentMetrics, AgentOptions, NodeAgent};
 pub use ask::{Ask, TellWait};
 #[cfg(feature = "redis")]
 pub use chain_job::{CHAIN_JOB, ChainJobs};

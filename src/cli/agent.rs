@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skalds::actors::{ActorSystem, AgentOptions, NodeAgent};
+use skalds::actors::{ActorSystem, AgentMetrics, AgentOptions, NodeAgent};
+use skalds::web;
 
 use super::exit::{Exit, Failure};
 use super::output;
 use super::redis::RedisArgs;
+use super::serve::own_addresses;
 use super::stop;
 
 /// How long hops under way have to come to a stop.
@@ -26,6 +28,9 @@ pub(crate) struct Args {
     /// Where job states are kept until the next agent has them; each agent needs a directory of its own
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
+    /// Serve metrics over HTTP here, under /metrics
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
     /// Hops that run at once on one node
     #[arg(long, value_name = "N", default_value_t = 1)]
     per_node: usize,
@@ -42,7 +47,11 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let [redis] = &seeds[..] else {
         return Err(Failure::usage("an agent stands beside one node; give --redis one address"));
     };
-    let options = AgentOptions {
+    let metrics = match &args.metrics {
+        Some(listen) => Some(own_addresses(listen, args.allow_remote, "read this agent's metrics")?),
+        None => None,
+    };
+    let mut options = AgentOptions {
         listen: Some(args.listen),
         advertise: args.advertise,
         redis: Some(redis.clone()),
@@ -54,14 +63,28 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     };
     let system = ActorSystem::start().map_err(Failure::failed)?;
     let inside = system.clone();
+    options.metrics = Some(AgentMetrics::register(&system));
     let served = system.block_on(async move {
+        let metrics = match &metrics {
+            Some(addresses) => Some(web::serve_metrics(&addresses[..], inside.clone()).map_err(|error| {
+                Failure::failed(format!("cannot serve metrics on {addresses:?}: {error}"))
+            })?),
+            None => None,
+        };
         let agent = NodeAgent::start(&inside, options).await.map_err(Failure::failed)?;
-        output::ready("agent", &[("listen", &agent.address()), ("redis", redis)])?;
+        let address = agent.address();
+        let served_at = metrics.as_ref().map(|metrics| format!("http://{}/metrics", metrics.address()));
+        let mut facts: Vec<(&str, &dyn std::fmt::Display)> = vec![("listen", &address), ("redis", redis)];
+        facts.extend(served_at.as_ref().map(|url| ("metrics", url as _)));
+        output::ready("agent", &facts)?;
         let ended = tokio::select! {
             signal = stop::requested() => { tracing::info!(%signal, "stopping"); Ok(Exit::Finished) }
             () = agent.ended() => Err(Failure::failed("the agent has ended; the log says why")),
         };
         agent.stop().await;
+        if let Some(metrics) = metrics {
+            metrics.stop().await;
+        }
         inside.shutdown(SHUTDOWN).await;
         ended
     });

@@ -35,22 +35,28 @@ impl ListenArgs {
             Some(listen) => listen.clone(),
             None => from_environment(|name| std::env::var(name).ok()),
         };
-        let addresses: Vec<SocketAddr> = listen
-            .to_socket_addrs()
-            .map_err(|error| {
-                Failure::usage(format!("cannot listen on {listen:?}, write host:port: {error}"))
-            })?
-            .collect();
-        if let Some(remote) =
-            addresses.iter().find(|address| !address.ip().is_loopback() && !self.allow_remote)
-        {
-            return Err(Failure::usage(format!(
-                "{remote} can be reached from other machines, and nothing is authenticated yet; \
-                 listen on 127.0.0.1, or say --allow-remote"
-            )));
-        }
+        let addresses = own_addresses(&listen, self.allow_remote, "run any program that a task may name")?;
         web::serve(&addresses[..], system.clone(), controller.clone())
             .map_err(|error| Failure::failed(format!("cannot listen on {listen}: {error}")))
+    }
+}
+
+/// What `host:port` means; addresses that other machines reach only when that is wanted.
+pub(crate) fn own_addresses(
+    listen: &str,
+    allow_remote: bool,
+    danger: &str,
+) -> Result<Vec<SocketAddr>, Failure> {
+    let addresses = listen
+        .to_socket_addrs()
+        .map_err(|error| Failure::usage(format!("cannot listen on {listen:?}, write host:port: {error}")))?;
+    let addresses: Vec<SocketAddr> = addresses.collect();
+    match addresses.iter().find(|address| !address.ip().is_loopback() && !allow_remote) {
+        Some(remote) => Err(Failure::usage(format!(
+            "{remote} can be reached from other machines, and nothing is authenticated yet: whoever reaches it could \
+             {danger}; listen on 127.0.0.1, or say --allow-remote"
+        ))),
+        None => Ok(addresses),
     }
 }
 

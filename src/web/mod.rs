@@ -12,7 +12,7 @@
 //! | `GET /api/system/health` | 200 when every service answers, else 503 |
 //! | `GET /metrics` | OpenMetrics |
 //!
-//! Embed it with [`configure`], or give it a port of its own with [`serve`].
+//! Embed it with [`configure`], or give it a port of its own with [`serve`]; [`serve_metrics`] serves `/metrics` alone.
 
 mod body;
 mod error;
@@ -24,7 +24,7 @@ use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, JsonConfig, PathConfig, QueryConfig, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 
-pub use server::{ApiServer, serve};
+pub use server::{ApiServer, serve, serve_metrics};
 
 use self::error::ApiError;
 use crate::actors::ActorSystem;

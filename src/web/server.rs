@@ -8,6 +8,7 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::header;
 use actix_web::middleware::{Compress, Condition, Next, from_fn};
+use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, Error, HttpServer};
 use tokio::task::JoinHandle;
 
@@ -45,16 +46,32 @@ pub fn serve(
     system: ActorSystem,
     controller: SystemController,
 ) -> io::Result<ApiServer> {
+    listen(address, move |config| super::configure(config, system.clone(), controller.clone()))
+}
+
+/// Serves `/metrics` alone, for a process without a controller, such as a node agent; otherwise as [`serve`].
+///
+/// # Errors
+/// When the address cannot be bound.
+pub fn serve_metrics(address: impl ToSocketAddrs, system: ActorSystem) -> io::Result<ApiServer> {
+    listen(address, move |config| {
+        config.app_data(Data::new(system.clone())).configure(super::system::metrics_route);
+    })
+}
+
+fn listen(
+    address: impl ToSocketAddrs,
+    configure: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
+) -> io::Result<ApiServer> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let local = address.ip().is_loopback();
     let server = HttpServer::new(move || {
-        let (system, controller) = (system.clone(), controller.clone());
         App::new()
             .wrap(Compress::default())
             .wrap(Condition::new(local, from_fn(refuse_foreign_names)))
-            .configure(|config| super::configure(config, system, controller))
+            .configure(configure.clone())
     })
     .workers(WORKERS)
     .max_connections(MAX_CONNECTIONS)

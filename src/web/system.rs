@@ -11,9 +11,11 @@ use crate::actors::controller::{ServiceHealth, SystemController};
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) fn routes(config: &mut ServiceConfig) {
-    config
-        .service(web::resource("/api/system/health").get(health))
-        .service(web::resource("/metrics").get(metrics));
+    config.service(web::resource("/api/system/health").get(health)).configure(metrics_route);
+}
+
+pub(super) fn metrics_route(config: &mut ServiceConfig) {
+    config.service(web::resource("/metrics").get(metrics));
 }
 
 /// 503 when something is not well, for load balancers; the body says what.

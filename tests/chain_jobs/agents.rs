@@ -18,6 +18,16 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
+    /// A number that it shows to who scrapes it.
+    pub(crate) fn metric(&mut self, name: &str) -> f64 {
+        let url = self.process.ready_value(READY, "metrics");
+        let text = ureq::get(&url).call().unwrap().body_mut().read_to_string().unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with(&format!("{name}{{agent=\"{}\"}} ", self.address)));
+        let value = line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit(' ').next();
+        value.unwrap().parse().unwrap()
+    }
+
     pub(crate) fn restart(&mut self) {
         self.process = start(&self.redis, &self.address, &self.data);
     }
@@ -51,8 +61,9 @@ pub(crate) fn knows(node: &RedisServer, address: &str) -> bool {
 
 fn start(redis: &str, address: &str, data: &std::path::Path) -> Process {
     let data = data.to_str().unwrap();
-    let arguments = ["--log", "info", "agent", "--redis", redis, "--listen", address, "--data", data];
-    let mut process = Process::skald(&arguments);
+    let serve = ["--listen", address, "--metrics", "127.0.0.1:0"];
+    let mut process =
+        Process::skald(&[&["--log", "info", "agent", "--redis", redis, "--data", data][..], &serve].concat());
     assert_eq!(process.ready_value(READY, "listen"), address);
     process
 }

@@ -36,7 +36,7 @@ fn counts_equal_the_truth_with_and_without_agents() {
     assert_eq!(direct["keys"], json!({"visited": 22_000, "matched": 20_000, "errors": 0}));
     assert!(direct["hops"].as_array().unwrap().iter().all(|hop| hop["agent"] == "direct"));
 
-    let agents = Agents::beside(&cluster);
+    let mut agents = Agents::beside(&cluster);
     let over_agents =
         finished(&cluster.url(), &[&count_by[..], &["--agents", "require", "--chains", "1"]].concat());
     assert_eq!(over_agents["result"], truth);
@@ -50,6 +50,14 @@ fn counts_equal_the_truth_with_and_without_agents() {
     for hop in over_agents["hops"].as_array().unwrap() {
         assert!(hop["stateBytes"].as_u64().unwrap() > 0 && hop["keys"].as_u64().unwrap() > 5_000, "{hop}");
     }
+    let mut handed_on = 0.0;
+    for agent in &mut agents.all {
+        handed_on += agent.metric("network_hop_latency_count");
+        assert_eq!(agent.metric("agent_forward_failures_total"), 0.0);
+        assert_eq!(agent.metric("agent_queue_size") + agent.metric("agent_active_jobs"), 0.0);
+    }
+    // From agent to agent to agent; the end of the job may come before the coordinator's own acknowledgement.
+    assert!((2.0..=3.0).contains(&handed_on), "{handed_on} hops were handed on");
 }
 
 #[test]

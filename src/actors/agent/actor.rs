@@ -13,6 +13,7 @@ use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle, StreamHandler, W
 use tokio_util::sync::CancellationToken;
 
 use super::hop_run::{HopRun, Tools};
+use super::metrics::{AgentMetrics, Measures};
 use super::presence;
 use super::{AgentError, AgentInput, Ready};
 use crate::actors::hop_outbox::HopOutbox;
@@ -36,6 +37,7 @@ pub(super) struct Setup {
     pub(super) data_dir: Option<PathBuf>,
     pub(super) allow_remote: bool,
     pub(super) per_node: usize,
+    pub(super) metrics: Option<AgentMetrics>,
     pub(super) tools: Arc<Tools>,
 }
 
@@ -64,6 +66,7 @@ struct Up {
     /// The rules' name of a connection, by its number.
     names: HashMap<u64, Link>,
     runs: HashMap<HopId, CancellationToken>,
+    measures: Option<Measures>,
 }
 
 impl AgentActor {
@@ -110,6 +113,7 @@ impl AgentActor {
             connections: HashMap::new(),
             names: HashMap::new(),
             runs: HashMap::new(),
+            measures: self.setup.metrics.as_ref().map(|metrics| metrics.of(&self.setup.address)),
         });
         if let Some(redis) = &self.setup.redis {
             let (access, redis) = (self.setup.tools.access.clone(), redis.clone());
@@ -203,12 +207,16 @@ impl AgentActor {
             }
             return None;
         };
+        if let (Some(measures), Message::State(state)) = (&mut up.measures, &message) {
+            measures.sent(state.hop_id());
+        }
         match connection.try_send(&message) {
             Ok(_) | Err(LinkError::Closed { .. }) => None,
             Err(LinkError::Unsendable { error, .. }) => {
                 tracing::error!(%error, "a job state cannot be sent");
                 match message {
                     Message::State(state) => {
+                        up.measures.iter_mut().for_each(|measures| measures.failed(&state.hop_id()));
                         Some(HopInput::Unsendable { hop: state.hop_id(), reason: error.to_string() })
                     }
                     _ => None,
@@ -230,6 +238,9 @@ impl AgentActor {
         let (queue, active) = up.machine.load();
         up.links.load().queue.store(queue, Ordering::Relaxed);
         up.links.load().active.store(active, Ordering::Relaxed);
+        if let Some(measures) = &up.measures {
+            measures.load(queue, active, up.outbox.stats().pending);
+        }
         if up.outbox.is_cluttered()
             && let Err(error) = up.outbox.keep_only(&up.machine.snapshot())
         {
@@ -312,6 +323,9 @@ impl StreamHandler<LinkEvent> for AgentActor {
                 let Some(from) = up.names.get(&id).cloned() else { return };
                 if let (Message::State(state), Some(frame)) = (&message, frame) {
                     up.outbox.received(state, frame);
+                }
+                if let Some(measures) = &mut up.measures {
+                    measures.received(&message);
                 }
                 HopInput::Received { from, message, bytes: bytes as u64 }
             }

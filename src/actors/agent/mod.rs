@@ -4,10 +4,12 @@
 //! | --- | --- |
 //! | `actor.rs` | how the rules of [`crate::chain::hop`] meet the outbox, the links and the hops under way |
 //! | `hop_run.rs` | how one hop is worked off |
+//! | `metrics.rs` | what it is counted as |
 //! | `presence.rs` | how coordinators find the agent |
 
 mod actor;
 mod hop_run;
+mod metrics;
 mod presence;
 
 use std::net::{SocketAddr, TcpListener};
@@ -19,6 +21,7 @@ use tokio::io::DuplexStream;
 
 use self::actor::{AgentActor, Setup};
 use self::hop_run::Tools;
+pub use self::metrics::AgentMetrics;
 use crate::actors::hop_outbox::HopOutboxError;
 use crate::actors::link::LinkError;
 use crate::actors::{ActorError, ActorRef, ActorSystem, Escalation, Restart, Spec, Stage};
@@ -46,6 +49,8 @@ pub struct AgentOptions {
     pub allow_remote: bool,
     /// How many hops run at once on one node.
     pub per_node: usize,
+    /// Where it is counted; `None`: nowhere.
+    pub metrics: Option<AgentMetrics>,
 }
 
 impl Default for AgentOptions {
@@ -59,6 +64,7 @@ impl Default for AgentOptions {
             data_dir: None,
             allow_remote: false,
             per_node: 1,
+            metrics: None,
         }
     }
 }
@@ -111,6 +117,7 @@ impl NodeAgent {
             data_dir: options.data_dir,
             allow_remote: options.allow_remote,
             per_node: options.per_node.max(1),
+            metrics: options.metrics,
             tools: Arc::new(Tools::new(options.access, options.natives, address.clone())),
         });
         let name = format!("agent {address} {}", uuid::Uuid::now_v7().simple());

@@ -2,14 +2,17 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::actors::ActorSystem;
+use crate::chain::plan::PlanInput;
 use crate::chain::report::JobReport;
 use crate::core::task::LifecycleStatus;
 
@@ -17,6 +20,9 @@ use crate::core::task::LifecycleStatus;
 const SECONDS: [f64; 10] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0, 3_600.0, 86_400.0];
 /// Upper bounds of the time that a hop's longest call held its node, seconds.
 const BLOCK: [f64; 8] = [0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0];
+
+/// Upper bounds of the time that planning takes once the cluster is known, seconds.
+const PLANNING: [f64; 6] = [0.000_1, 0.001, 0.005, 0.02, 0.1, 1.0];
 
 /// The counters of all jobs that one process coordinates; cheap to clone.
 #[derive(Clone, Debug)]
@@ -32,6 +38,8 @@ struct Families {
     replans: Counter,
     block: Histogram,
     state: Family<Codec, Counter>,
+    planning: Histogram,
+    load: Family<NodeLoad, Gauge<f64, AtomicU64>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -58,6 +66,12 @@ struct Codec {
     codec: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLoad {
+    node: String,
+    kind: &'static str,
+}
+
 impl JobMetrics {
     /// Adds the metrics to those of a system; once for each system.
     pub fn register(system: &ActorSystem) -> Self {
@@ -71,6 +85,8 @@ impl JobMetrics {
             replans: Counter::default(),
             block: Histogram::new(BLOCK),
             state: Family::default(),
+            planning: Histogram::new(PLANNING),
+            load: Family::default(),
         };
         system.with_metrics(|registry| {
             let f = &families;
@@ -86,8 +102,35 @@ impl JobMetrics {
             registry.register("job_replans", "Plans after a job's first", f.replans.clone());
             registry.register("agent_engine_block_seconds", "The longest call of each hop", f.block.clone());
             registry.register("agent_state_bytes", "Job states when they left a hop", f.state.clone());
+            registry.register(
+                "chain_generation_latency",
+                "Seconds to plan a job's chains once the cluster is known",
+                f.planning.clone(),
+            );
+            registry.register(
+                "cache_node_load",
+                "What the last plan knew of a node: operations a second, share of its memory limit in use, keys",
+                f.load.clone(),
+            );
         });
         JobMetrics(Arc::new(families))
+    }
+
+    /// A plan was made from what is known of the nodes.
+    pub(super) fn planned(&self, input: &PlanInput, took: Duration) {
+        self.0.planning.observe(took.as_secs_f64());
+        // Nodes that are gone would be shown for ever.
+        self.0.load.clear();
+        for node in &input.nodes {
+            let kinds = [
+                ("ops_per_second", node.load.ops_per_sec),
+                ("memory", node.load.memory),
+                ("keys", node.keys as f64),
+            ];
+            for (kind, value) in kinds {
+                self.0.load.get_or_create(&NodeLoad { node: node.node.redis.clone(), kind }).set(value);
+            }
+        }
     }
 
     /// A job is over.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::JobOptions;
 use crate::chain::job::{AgentPolicy, JobSpec, MovingSlots, Target};
@@ -45,7 +46,11 @@ pub(super) async fn make(job: &Arc<JobSpec>, options: &JobOptions, ask: Ask) -> 
     }
     let Ask { epoch, open, sequence, acc, lost } = ask;
     let input = input(job, &view, epoch, open, &sequence, lost);
+    let began = Instant::now();
     let plan = plan(job, &input)?;
+    if let Some(metrics) = &options.metrics {
+        metrics.planned(&input, began.elapsed());
+    }
     let away = "no node serves the slot; bring its primary back, or check 'cluster slots'".to_owned();
     Ok(Planned {
         chains: plan.states(job, &sequence, &acc),
