@@ -10,8 +10,9 @@ use super::worker::{Outcome, StopReason, TaskWorker, WorkerClasses, WorkerContex
 use super::{ActorSystem, JobPhase};
 use crate::chain::report::JobReport;
 use crate::chain::request::JobRequest;
+use crate::config::secret::Secret;
 use crate::core::task::LifecycleStatus;
-use crate::node::{NativeJobs, Password, RedisAccess};
+use crate::node::{NativeJobs, RedisAccess};
 
 /// The class's name.
 pub const CHAIN_JOB: &str = "ChainJob";
@@ -30,7 +31,7 @@ pub struct ChainJobs {
     /// The user that jobs connect as; attachments name only addresses, because they are stored and shown.
     pub username: Option<String>,
     /// Its password.
-    pub password: Option<Password>,
+    pub password: Option<Secret>,
 }
 
 impl ChainJobs {

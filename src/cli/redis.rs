@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use skalds::node::{Password, RedisAccess};
+use skalds::config::secret::Secret;
+use skalds::node::RedisAccess;
 
 use super::exit::Failure;
 
@@ -31,7 +32,7 @@ impl RedisArgs {
                 Some(file) => Some(read_password(file)?),
                 None => std::env::var("REDIS_PASSWORD").ok().filter(|password| !password.is_empty()),
             };
-            access.password = password.map(Password::new);
+            access.password = password.map(Secret::new);
         }
         Ok((access, seeds))
     }
@@ -64,10 +65,10 @@ mod tests {
         let (access, seeds) = args(&["redis://a:1", "b:2"], Some(file.clone())).access().unwrap().unwrap();
         assert_eq!(
             (access.password, seeds),
-            (Some(Password::new("hunter2")), vec!["a:1".into(), "b:2".into()])
+            (Some(Secret::new("hunter2")), vec!["a:1".into(), "b:2".into()])
         );
         let (access, _) = args(&["redis://:other@a:1"], Some(file.clone())).access().unwrap().unwrap();
-        assert_eq!(access.password, Some(Password::new("other")));
+        assert_eq!(access.password, Some(Secret::new("other")));
         std::fs::write(&file, "\n").unwrap();
         let failure = args(&["a:1"], Some(file)).access().unwrap_err();
         assert!(failure.to_string().ends_with("is empty"), "{failure}");

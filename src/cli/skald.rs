@@ -8,8 +8,9 @@ use skalds::actors::worker::WorkerClasses;
 use skalds::actors::worker::command::{self, Command};
 use skalds::actors::{ActorSystem, ChainJobs, JobStore};
 use skalds::config::env::Environment;
+use skalds::config::secret::Secret;
 use skalds::core::policy::Retry;
-use skalds::node::{NativeJobs, Password};
+use skalds::node::NativeJobs;
 
 use super::exit::Failure;
 
@@ -66,7 +67,7 @@ impl SkaldArgs {
             direct_dir: jobs.map(|jobs| jobs.join("direct")),
             natives: NativeJobs::default(),
             username: variable("REDIS_USERNAME"),
-            password: variable("REDIS_PASSWORD").map(Password::new),
+            password: variable("REDIS_PASSWORD").map(Secret::new),
         }
         .register(&mut classes);
         Ok(classes)

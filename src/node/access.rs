@@ -1,29 +1,12 @@
 //! How to reach the nodes: user, password and timeouts, from `redis://` URLs.
 
-use std::fmt;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use super::error::NodeError;
-
-/// A password; printing it shows three stars.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Password(String);
-
-impl Password {
-    /// Wraps a password.
-    pub fn new(password: impl Into<String>) -> Self {
-        Password(password.into())
-    }
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
+use crate::config::secret::Secret;
 
 /// How to reach the nodes of one cluster; the same for all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +14,7 @@ pub struct RedisAccess {
     /// The ACL user; `None` is the default user.
     pub username: Option<String>,
     /// Its password.
-    pub password: Option<Password>,
+    pub password: Option<Secret>,
     /// The database on a server without cluster mode.
     pub database: i64,
     /// How long connecting and authenticating may take.
@@ -79,7 +62,7 @@ impl RedisAccess {
             let settings = info.redis_settings();
             if access.password.is_none() && access.username.is_none() {
                 access.username = settings.username().map(str::to_owned);
-                access.password = settings.password().map(Password::new);
+                access.password = settings.password().map(Secret::new);
             }
             if access.database == 0 {
                 access.database = settings.db();
@@ -98,8 +81,8 @@ impl RedisAccess {
         if let Some(username) = &self.username {
             settings = settings.set_username(username);
         }
-        if let Some(Password(password)) = &self.password {
-            settings = settings.set_password(password);
+        if let Some(password) = &self.password {
+            settings = settings.set_password(password.expose());
         }
         let failed = |error: &redis::RedisError| NodeError::from_redis(address, "connect", error);
         let info = ConnectionAddr::Tcp(host, port)
@@ -159,7 +142,7 @@ mod tests {
                 .unwrap();
         assert_eq!(seeds, ["cache-1:7000", "cache-2:7001", "[::1]:6379"]);
         assert_eq!(access.username.as_deref(), Some("ann"));
-        assert_eq!(access.password, Some(Password::new("s@cret")));
+        assert_eq!(access.password, Some(Secret::new("s@cret")));
         assert_eq!(access.database, 3);
         assert_eq!(split_address("[::1]:6379").unwrap(), ("::1".to_owned(), 6379));
     }

@@ -37,7 +37,7 @@ mod site;
 mod slot_hop;
 mod unit;
 
-pub use access::{Password, RedisAccess};
+pub use access::RedisAccess;
 pub use cluster::{AGENT_NAME_PREFIX, ClusterView, NodeView, discover};
 pub use error::NodeError;
 pub use native::{ChainJob, Command, NativeJobs, Reply, StepContext, StepError};

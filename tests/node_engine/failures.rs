@@ -226,7 +226,7 @@ fn a_user_without_permission_fails_the_job_and_no_key() {
             let view = view(&place).await;
             let access = RedisAccess {
                 username: Some("limited".into()),
-                password: Some(skalds::node::Password::new("pw")),
+                password: Some(skalds::config::secret::Secret::new("pw")),
                 ..RedisAccess::default()
             };
             let mut job = builtin(pattern("order:*"), Builtin::CountBy { field: "status".into() });
