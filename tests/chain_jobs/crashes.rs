@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::agents::Agents;
-use crate::support::{Process, wait_until};
-use crate::{PATIENCE, SLOW_COUNT, orders, report, script_calls, three_masters};
+use crate::support::{Process, RedisServer, wait_until};
+use crate::{PATIENCE, SLOW_COUNT, orders, report, three_masters};
 
 #[test]
 fn an_agent_that_is_killed_goes_on_from_its_checkpoint() {
@@ -32,11 +32,11 @@ fn an_agent_that_is_killed_goes_on_from_its_checkpoint() {
         "--chains",
         "1",
     ];
-    let before: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    let before: Vec<u64> = cluster.masters().iter().map(RedisServer::script_calls).collect();
     let job = Process::skald(&arguments);
     // Whichever node the chain has come to: its agent is in the middle of its hop.
     let busy = || {
-        let under_way = |(node, before): (_, &u64)| script_calls(node) >= before + 40;
+        let under_way = |(node, before): (&RedisServer, &u64)| node.script_calls() >= before + 40;
         cluster.masters().iter().zip(&before).position(under_way)
     };
     wait_until(PATIENCE, "a node is in the middle of its hop", || busy().is_some());
@@ -75,10 +75,10 @@ fn an_agent_that_does_not_come_back_is_planned_around() {
         "--chains",
         "3",
     ];
-    let before = script_calls(&cluster.masters()[1]);
+    let before = cluster.masters()[1].script_calls();
     let job = Process::skald(&arguments);
     let node = &cluster.masters()[1];
-    wait_until(PATIENCE, "the node is in the middle of its hop", || script_calls(node) >= before + 40);
+    wait_until(PATIENCE, "the node is in the middle of its hop", || node.script_calls() >= before + 40);
     agents.all[1].process.kill_hard();
     let ended = job.wait(PATIENCE);
     let report: Value = report(&ended);
@@ -130,11 +130,11 @@ fn a_coordinator_that_is_killed_resumes_its_job() {
         "--id",
         "slow-count",
     ];
-    let before: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    let before: Vec<u64> = cluster.masters().iter().map(RedisServer::script_calls).collect();
     let submitted = Process::run(PATIENCE, &submit);
     assert_eq!((submitted.code, submitted.stdout.trim()), (Some(0), "slow-count"), "{}", submitted.stderr);
     wait_until(PATIENCE, "a node is in the middle of its hop", || {
-        cluster.masters().iter().zip(&before).any(|(node, before)| script_calls(node) >= before + 40)
+        cluster.masters().iter().zip(&before).any(|(node, before)| node.script_calls() >= before + 40)
     });
     coordinator.kill_hard();
     let (_coordinator, api) = dev(data);
@@ -183,9 +183,9 @@ fn ctrl_c_cancels_and_nothing_follows() {
         "require",
     ];
     let node = &cluster.masters()[0];
-    let before = script_calls(node);
+    let before = node.script_calls();
     let job = Process::skald(&arguments);
-    wait_until(PATIENCE, "the job is under way", || script_calls(node) >= before + 20);
+    wait_until(PATIENCE, "the job is under way", || node.script_calls() >= before + 20);
     job.interrupt();
     let ended = job.wait(PATIENCE);
     let report = report(&ended);
@@ -197,7 +197,7 @@ fn ctrl_c_cancels_and_nothing_follows() {
     );
     assert_eq!(report["partial"], true);
     // The agents have said that nothing of it follows: so the nodes are asked for nothing more.
-    let calls: Vec<u64> = cluster.masters().iter().map(script_calls).collect();
+    let calls: Vec<u64> = cluster.masters().iter().map(RedisServer::script_calls).collect();
     drop(agents);
-    assert_eq!(calls, cluster.masters().iter().map(script_calls).collect::<Vec<_>>());
+    assert_eq!(calls, cluster.masters().iter().map(RedisServer::script_calls).collect::<Vec<_>>());
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Command, Finished, Process, RedisCluster, RedisServer};
+use support::{Command, Finished, Process, RedisCluster};
 
 /// No job of these tests takes longer, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -57,13 +57,6 @@ fn orders(count: u64) -> (Vec<Command>, Value) {
 
 fn words(words: &[&str]) -> Command {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
-}
-
-/// How many scripts a node has been asked to run.
-fn script_calls(node: &RedisServer) -> u64 {
-    let stats: String = node.query(&["INFO", "commandstats"]);
-    let calls = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
-    stats.lines().filter(|line| line.starts_with("cmdstat_evalsha")).filter_map(calls).sum()
 }
 
 /// A Lua step that takes its time with every key.

@@ -164,9 +164,13 @@ impl RedisCluster {
     pub fn close_migration(&self, slot: usize, to: usize) {
         let from = self.owners()[slot];
         let (slot, to_id) = (slot.to_string(), self.id_of(to));
-        // The importing node first: it then claims the slot with a new epoch.
-        for index in [to, from] {
-            self.nodes[index].query::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        // The importing node first: it then claims the slot with a new epoch. The others are told before the next
+        // slot moves, so that no two nodes claim theirs with the same one.
+        let others = (0..self.masters).filter(|index| ![to, from].contains(index));
+        for index in [to, from].into_iter().chain(others) {
+            // A node that is down hears of it when it is back.
+            let told = self.nodes[index].try_query::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+            assert!(told.is_ok() || ![to, from].contains(&index), "slot {slot}: {told:?}");
         }
     }
 

@@ -206,6 +206,13 @@ impl RedisServer {
             .unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.address()))
     }
 
+    /// How many scripts it has been asked to run.
+    pub fn script_calls(&self) -> u64 {
+        let stats: String = self.query(&["INFO", "commandstats"]);
+        let calls = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_evalsha")).filter_map(calls).sum()
+    }
+
     /// One command and its answer; panics when the server refuses it.
     #[track_caller]
     pub fn query<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {

@@ -1,0 +1,155 @@
+//! Who moves slots while a job runs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::support::{Process, RedisCluster, wait_until};
+
+/// The masters of a cluster, and which of them has each slot: as long as nobody else moves any.
+pub(crate) struct Masters {
+    ports: Vec<u16>,
+    ids: Vec<String>,
+    connections: Vec<redis::Connection>,
+    pub(crate) owners: Vec<usize>,
+    /// How many slots have moved.
+    pub(crate) moved: usize,
+}
+
+impl Masters {
+    pub(crate) fn of(cluster: &RedisCluster) -> Self {
+        let count = cluster.masters().len();
+        Masters {
+            ports: cluster.masters().iter().map(|node| node.port()).collect(),
+            ids: (0..count).map(|node| cluster.id_of(node)).collect(),
+            connections: cluster.masters().iter().map(|node| node.connection()).collect(),
+            owners: cluster.owners(),
+            moved: 0,
+        }
+    }
+
+    pub(crate) fn slots_of(&self, node: usize) -> Vec<usize> {
+        (0..self.owners.len()).filter(|slot| self.owners[*slot] == node).collect()
+    }
+
+    /// How many scripts each has been asked to run.
+    fn script_calls(&mut self) -> Vec<u64> {
+        let calls = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
+        let of = |connection: &mut redis::Connection| {
+            let stats: String = redis::cmd("INFO").arg("commandstats").query(connection).expect("INFO");
+            stats.lines().filter(|line| line.starts_with("cmdstat_evalsha")).filter_map(calls).sum()
+        };
+        self.connections.iter_mut().map(of).collect()
+    }
+
+    /// Moves a slot key by key, as `redis-cli --cluster reshard` does, its keys in two halves: in between, the slot is
+    /// open on both sides.
+    pub(crate) fn move_slot(&mut self, slot: usize, to: usize) {
+        let from = self.owners[slot];
+        if from == to {
+            return;
+        }
+        let (from_id, to_id) = (self.ids[from].clone(), self.ids[to].clone());
+        self.set_slot(to, slot, "IMPORTING", &from_id);
+        self.set_slot(from, slot, "MIGRATING", &to_id);
+        loop {
+            let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
+                .arg("GETKEYSINSLOT")
+                .arg(slot)
+                .arg(100)
+                .query(&mut self.connections[from])
+                .expect("keys of the slot");
+            if keys.is_empty() {
+                break;
+            }
+            let half = keys.len().div_ceil(2);
+            let mut migrate = redis::cmd("MIGRATE");
+            migrate
+                .arg("127.0.0.1")
+                .arg(self.ports[to])
+                .arg("")
+                .arg(0)
+                .arg(10_000)
+                .arg("KEYS")
+                .arg(&keys[..half]);
+            migrate.exec(&mut self.connections[from]).expect("the keys move");
+        }
+        // The importing node first: it claims the slot with a new epoch.
+        self.set_slot(to, slot, "NODE", &to_id);
+        self.set_slot(from, slot, "NODE", &to_id);
+        for other in (0..self.ids.len()).filter(|other| ![from, to].contains(other)) {
+            self.set_slot(other, slot, "NODE", &to_id);
+        }
+        self.owners[slot] = to;
+        self.moved += 1;
+        // Until all have heard of its epoch: a node that claims the next slot with the same one takes this one away
+        // again, and with it the keys that have moved.
+        let claimed = self.epoch(to, "cluster_my_epoch");
+        wait_until(Duration::from_secs(10), "an epoch to be known", || {
+            (0..self.ids.len()).all(|node| self.epoch(node, "cluster_current_epoch") >= claimed)
+        });
+    }
+
+    fn epoch(&mut self, node: usize, name: &str) -> u64 {
+        let info: String =
+            redis::cmd("CLUSTER").arg("INFO").query(&mut self.connections[node]).expect("CLUSTER INFO");
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.expect("an epoch").parse().expect("a number")
+    }
+
+    fn set_slot(&mut self, node: usize, slot: usize, how: &str, id: &str) {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SETSLOT").arg(slot).arg(how).arg(id);
+        command
+            .exec(&mut self.connections[node])
+            .unwrap_or_else(|error| panic!("slot {slot} {how}: {error}"));
+    }
+}
+
+/// Waits for a job to end, while `next` says which slot moves where, again and again. Nothing is left moving.
+pub(crate) fn while_moving(
+    masters: &mut Masters,
+    mut job: Process,
+    mut next: impl FnMut(&mut Masters) -> Option<(usize, usize)> + Send,
+) -> Process {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                match next(masters) {
+                    Some((slot, to)) => masters.move_slot(slot, to),
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        });
+        while job.is_running() && !mover.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        over.store(true, Ordering::Relaxed);
+        mover.join().expect("the mover moves on");
+        job
+    })
+}
+
+/// Follows a chain from node to node by the scripts that the nodes run.
+pub(crate) struct Follower {
+    before: Vec<u64>,
+    /// The nodes in the order in which the chain has come to them.
+    pub(crate) seen: Vec<usize>,
+}
+
+impl Follower {
+    pub(crate) fn new(masters: &mut Masters) -> Self {
+        Follower { before: masters.script_calls(), seen: Vec::new() }
+    }
+
+    /// The node that the chain has come to last, and how many before it are done with.
+    pub(crate) fn look(&mut self, masters: &mut Masters) -> Option<(usize, usize)> {
+        for (node, calls) in masters.script_calls().into_iter().enumerate() {
+            // A few are made when a hop begins, by all hops of a plan.
+            if calls > self.before[node] + 10 && !self.seen.contains(&node) {
+                self.seen.push(node);
+            }
+        }
+        self.seen.last().map(|busy| (*busy, self.seen.len() - 1))
+    }
+}
