@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::support::{Process, RedisCluster, wait_until};
 
-/// The masters of a cluster, and which of them has each slot: as long as nobody else moves any.
+/// The masters of a cluster as they are now, and which of them has each slot: as long as nobody else moves any and no
+/// other node becomes one.
 pub(crate) struct Masters {
     ports: Vec<u16>,
     ids: Vec<String>,
@@ -17,12 +18,16 @@ pub(crate) struct Masters {
 
 impl Masters {
     pub(crate) fn of(cluster: &RedisCluster) -> Self {
-        let count = cluster.masters().len();
+        let mut owners = cluster.owners();
+        let nodes = cluster.nodes_with_slots();
+        for owner in &mut owners {
+            *owner = nodes.iter().position(|node| node == owner).expect("it has this slot");
+        }
         Masters {
-            ports: cluster.masters().iter().map(|node| node.port()).collect(),
-            ids: (0..count).map(|node| cluster.id_of(node)).collect(),
-            connections: cluster.masters().iter().map(|node| node.connection()).collect(),
-            owners: cluster.owners(),
+            ports: nodes.iter().map(|node| cluster.nodes[*node].port()).collect(),
+            ids: nodes.iter().map(|node| cluster.id_of(*node)).collect(),
+            connections: nodes.iter().map(|node| cluster.nodes[*node].connection()).collect(),
+            owners,
             moved: 0,
         }
     }

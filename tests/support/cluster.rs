@@ -101,6 +101,14 @@ impl RedisCluster {
         owners
     }
 
+    /// The indices in `nodes` of those that serve slots now.
+    pub fn nodes_with_slots(&self) -> Vec<usize> {
+        let mut nodes = self.owners();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+
     /// The master that serves a key now.
     pub fn owner_of(&self, key: &[u8]) -> &RedisServer {
         &self.nodes[self.owners()[slot_of(key)]]

@@ -109,6 +109,16 @@ impl Process {
         children::kill(&mut self.child);
     }
 
+    /// SIGSTOP: it is there and does nothing.
+    pub fn freeze(&self) {
+        children::signal(&self.child, "STOP");
+    }
+
+    /// SIGCONT: ends [`Process::freeze`].
+    pub fn thaw(&self) {
+        children::signal(&self.child, "CONT");
+    }
+
     /// SIGINT, as Ctrl-C.
     pub fn interrupt(&self) {
         children::signal(&self.child, "INT");
