@@ -1,7 +1,9 @@
 //! How what was folded becomes a report.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::actor::Task;
 use crate::chain::combine;
@@ -12,7 +14,13 @@ use crate::chain::run::{Goal, RunOutcome, RunRecord, Settled};
 use crate::chain::state::{HopReport, NodeId, PlanNode};
 use crate::chain::value::Value;
 use crate::core::task::LifecycleStatus;
-use crate::node::{self, StepRunner};
+use crate::node::{self, NodeError, StepRunner};
+
+/// How long a result waits for a node to be put together on: longer than a failover takes.
+const FOLD_PATIENCE: Duration = Duration::from_secs(60);
+/// Waits between the nodes that are asked.
+const RETRY_MIN: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The report of a job that did not begin.
 pub(super) fn refused(job: &JobSpec, reason: &str, cancelled: bool) -> JobReport {
@@ -71,18 +79,48 @@ pub(super) async fn report(
     report
 }
 
-/// One value from all that came back.
+/// Why there is no value yet, or will be none.
+struct Unfolded {
+    reason: String,
+    permanent: bool,
+}
+
+impl From<NodeError> for Unfolded {
+    fn from(error: NodeError) -> Self {
+        Unfolded { permanent: !error.is_transient(), reason: error.to_string() }
+    }
+}
+
+/// One value from all that came back. A job whose units are all done does not fail because the node that happens to be
+/// asked to put them together has just gone: another one is asked, for as long as a failover may take.
 async fn fold(task: &Task, record: &RunRecord) -> Result<Value, String> {
+    let began = Instant::now();
+    let (mut turn, mut wait) = (0, RETRY_MIN);
+    loop {
+        match fold_on(task, record, turn).await {
+            Ok(value) => return Ok(value),
+            Err(unfolded) if unfolded.permanent || began.elapsed() >= FOLD_PATIENCE => {
+                return Err(unfolded.reason);
+            }
+            Err(unfolded) => {
+                tracing::warn!(job = %task.job.id, error = %unfolded.reason, "folding the result on another node");
+                tokio::time::sleep(wait).await;
+                (turn, wait) = (turn + 1, (wait * 2).min(RETRY_MAX));
+            }
+        }
+    }
+}
+
+/// The same, on the `turn`th node where a node is needed.
+async fn fold_on(task: &Task, record: &RunRecord, turn: usize) -> Result<Value, Unfolded> {
     let job = &record.spec;
+    let wrong = |reason: String| Unfolded { reason, permanent: true };
     let mut runner = None;
     let mut acc = record.settled.acc.clone();
     for delta in deltas(&record.settled) {
         acc = match &job.combine {
-            Combine::Merge => {
-                let runner = ready(&mut runner, task).await?;
-                runner.merge(acc, delta).await.map_err(|error| error.to_string())?
-            }
-            combine => combine::fold(combine, acc, delta).map_err(|error| error.to_string())?,
+            Combine::Merge => ready(&mut runner, task, turn).await?.merge(acc, delta).await?,
+            combine => combine::fold(combine, acc, delta).map_err(|error| wrong(error.to_string()))?,
         };
     }
     let acc = combine::finish(&job.combine, acc);
@@ -92,8 +130,7 @@ async fn fold(task: &Task, record: &RunRecord) -> Result<Value, String> {
     if !matches!(job.step, Step::Lua(_) | Step::Native(_)) {
         return Ok(acc); // only these can bring a `finish` of their own
     }
-    let runner = ready(&mut runner, task).await?;
-    runner.finish(acc).await.map_err(|error| error.to_string())
+    Ok(ready(&mut runner, task, turn).await?.finish(acc).await?)
 }
 
 fn deltas(settled: &Settled) -> impl Iterator<Item = Value> + '_ {
@@ -101,16 +138,18 @@ fn deltas(settled: &Settled) -> impl Iterator<Item = Value> + '_ {
 }
 
 /// A runner on any node: what it runs touches no key.
-async fn ready<'a>(runner: &'a mut Option<StepRunner>, task: &Task) -> Result<&'a mut StepRunner, String> {
+async fn ready<'a>(
+    runner: &'a mut Option<StepRunner>,
+    task: &Task,
+    turn: usize,
+) -> Result<&'a mut StepRunner, Unfolded> {
+    let none = || Unfolded { reason: "the cluster has no nodes any more".into(), permanent: false };
     if runner.is_none() {
         let options = &task.options;
-        let view =
-            node::discover(&options.seeds, &options.access).await.map_err(|error| error.to_string())?;
-        let node = view.nodes.first().ok_or("the cluster has no nodes any more")?;
+        let view = node::discover(&options.seeds, &options.access).await?;
+        let node = view.nodes.get(turn % view.nodes.len().max(1)).ok_or_else(none)?;
         let node = PlanNode { id: node.id.clone(), redis: node.redis.clone(), agent: None };
-        let opened = StepRunner::open(&node, &Arc::clone(&task.job), &options.access, &options.natives).await;
-        *runner = Some(opened.map_err(|error| error.to_string())?);
+        *runner = Some(StepRunner::open(&node, &task.job, &options.access, &options.natives).await?);
     }
-    // cannot fail: it has just been set
-    runner.as_mut().ok_or_else(|| "no runner".to_owned())
+    runner.as_mut().ok_or_else(none) // it has just been set
 }
