@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::agents::Agents;
-use crate::support::{RedisServer, Version};
-use crate::{finished, orders, three_masters, words};
+use crate::support::{Process, RedisServer, Version, wait_until};
+use crate::{PATIENCE, finished, orders, three_masters, words};
 
 /// Keys of every kind that a glob or a codec could stumble over, all in `odd:*`.
 fn odd_keys() -> Vec<Vec<u8>> {
@@ -178,37 +178,36 @@ fn lists_walks_lua_and_raw_scripts_give_what_they_should() {
 }
 
 #[test]
-fn writes_are_applied_once_and_a_second_run_under_the_same_id_changes_nothing() {
+fn a_write_job_that_was_interrupted_goes_on_under_its_id_and_leaves_nothing_behind() {
     let cluster = three_masters();
-    cluster.load((0..2_000).map(|number| words(&["SET", &format!("user:{number}"), "0"])));
+    cluster.load((0..9_000).map(|number| words(&["SET", &format!("user:{number}"), "0"])));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("incr.lua");
-    std::fs::write(
-        &file,
-        "function each(key, acc)\n  redis.call('INCR', key)\n  return (acc or 0) + 1\nend\n",
-    )
-    .unwrap();
+    let text = "function each(key, acc)
+        local spin = 0
+        for i = 1, 20000 do spin = spin + i end
+        redis.call('INCR', key)
+        return (acc or 0) + 1
+      end";
+    std::fs::write(&file, text).unwrap();
+    let url = cluster.url();
     let job = ["--lua", file.to_str().unwrap(), "--write", "--match", "user:*", "--id", "incr-1"];
-    assert_eq!(finished(&cluster.url(), &job)["result"], 2_000);
-    assert_eq!(finished(&cluster.url(), &job)["result"], 2_000, "the recorded deltas");
-    let sum = finished(
-        &cluster.url(),
-        &[
-            "--lua",
-            &{
-                let file = folder.path().join("sum.lua");
-                std::fs::write(
-                    &file,
-                    "function each(key, acc) return (acc or 0) + redis.call('GET', key) end\n",
-                )
-                .unwrap();
-                file.to_str().unwrap().to_owned()
-            },
-            "--match",
-            "user:*",
-        ],
-    );
-    assert_eq!(sum["result"], 2_000, "each key was written once");
+    let first =
+        Process::skald(&[&["--log", "warn", "job", "run", "--redis", &url, "--json"], &job[..]].concat());
+    let calls = || cluster.masters().iter().map(RedisServer::script_calls).sum::<u64>();
+    wait_until(PATIENCE, "the job is under way", || calls() > 60);
+    first.interrupt();
+    let first = first.wait(PATIENCE);
+    assert_eq!(first.code, Some(130), "{}", first.stderr);
+    let left = cluster.key_count() - 9_000;
+    assert!(left > 0, "units that are done have their markers");
+    // What was done is not done again, and is counted.
+    assert_eq!(finished(&url, &job)["result"], 9_000);
+    let sum = folder.path().join("sum.lua");
+    std::fs::write(&sum, "function each(key, acc) return (acc or 0) + redis.call('GET', key) end").unwrap();
+    let sum = finished(&url, &["--lua", sum.to_str().unwrap(), "--match", "user:*"]);
+    assert_eq!(sum["result"], 9_000, "each key was written once");
+    assert_eq!(cluster.key_count(), 9_000, "a job that has finished leaves no markers");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod support;
 
 mod chaos;
 mod failover;
+mod hand_off;
 mod movers;
 mod moving;
 

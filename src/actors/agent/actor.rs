@@ -12,6 +12,7 @@ use actix::fut::{ActorFuture, ActorFutureExt};
 use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle, StreamHandler, WrapFuture};
 use tokio_util::sync::CancellationToken;
 
+use super::crash_point::crash_point;
 use super::hop_run::{HopRun, Tools};
 use super::metrics::{AgentMetrics, Measures};
 use super::presence;
@@ -164,6 +165,7 @@ impl AgentActor {
             let Some(up) = &mut self.up else { return };
             let done = match effect {
                 HopEffect::Persist { ticket, record } => {
+                    crash_point("before-persist");
                     up.durable.iter().for_each(Waker::wake_by_ref);
                     up.outbox.persist(ticket, &record)
                 }
@@ -207,8 +209,9 @@ impl AgentActor {
             }
             return None;
         };
-        if let (Some(measures), Message::State(state)) = (&mut up.measures, &message) {
-            measures.sent(state.hop_id());
+        if let Message::State(state) = &message {
+            crash_point("before-send");
+            up.measures.iter_mut().for_each(|measures| measures.sent(state.hop_id()));
         }
         match connection.try_send(&message) {
             Ok(_) | Err(LinkError::Closed { .. }) => None,
@@ -327,7 +330,15 @@ impl StreamHandler<LinkEvent> for AgentActor {
                 if let Some(measures) = &mut up.measures {
                     measures.received(&message);
                 }
-                HopInput::Received { from, message, bytes: bytes as u64 }
+                let acknowledges = matches!(message, Message::Ack(_));
+                if acknowledges {
+                    crash_point("after-send");
+                }
+                self.input(HopInput::Received { from, message, bytes: bytes as u64 }, ctx);
+                if acknowledges {
+                    crash_point("after-ack");
+                }
+                return;
             }
             LinkEvent::Closed { id, reason } => {
                 let Some(name) = up.names.remove(&id) else { return };
@@ -360,7 +371,10 @@ impl ActorFuture<AgentActor> for Durable {
             let Some(up) = &mut agent.up else { return Poll::Pending };
             let durable = pin!(up.outbox.persisted()).poll(cx);
             match durable {
-                Poll::Ready(Ok(up_to)) => agent.input(HopInput::Persisted { up_to }, ctx),
+                Poll::Ready(Ok(up_to)) => {
+                    crash_point("after-persist");
+                    agent.input(HopInput::Persisted { up_to }, ctx);
+                }
                 Poll::Ready(Err(error)) => give_up(&agent.setup.address, &error),
                 Poll::Pending => {
                     up.durable = Some(cx.waker().clone());

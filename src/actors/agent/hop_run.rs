@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::AgentInput;
 use super::actor::AgentActor;
+use super::crash_point::crash_point;
 use crate::actors::ActorRef;
 use crate::chain::frame;
 use crate::chain::hop::HopInput;
@@ -153,6 +154,9 @@ impl HopRun {
                     return Ok(End::Done);
                 }
                 Advance::Working { units: done } => units += u64::from(done),
+            }
+            if units > 0 {
+                crash_point("running");
             }
             (*answered, *wait) = (Instant::now(), RETRY_MIN);
             if units >= CHECKPOINT_UNITS && checkpointed.elapsed() >= CHECKPOINT_EVERY {

@@ -4,10 +4,12 @@
 //! | --- | --- |
 //! | `actor.rs` | how the rules of [`crate::chain::hop`] meet the outbox, the links and the hops under way |
 //! | `hop_run.rs` | how one hop is worked off |
+//! | `crash_point.rs` | where tests let it die |
 //! | `metrics.rs` | what it is counted as |
 //! | `presence.rs` | how coordinators find the agent |
 
 mod actor;
+mod crash_point;
 mod hop_run;
 mod metrics;
 mod presence;

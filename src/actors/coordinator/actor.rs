@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::peers::{Heard, Peers};
 use super::planning::{self, Ask, NoPlan, Planned};
-use super::{JobOptions, JobPhase, JobProgress, result};
+use super::{JobOptions, JobPhase, JobProgress, markers, result};
 use crate::actors::agent::{AgentError, AgentOptions, DIRECT, NodeAgent};
 use crate::actors::link::{LinkError, LinkEvent, LinkOptions, Links};
 use crate::actors::outbox::OutboxError;
@@ -24,6 +24,7 @@ use crate::chain::plan::Explanation;
 use crate::chain::report::JobReport;
 use crate::chain::run::{Goal, RunConfig, RunEffect, RunInput, RunMachine, RunOutcome, RunRecord};
 use crate::chain::state::{NodeId, Tally};
+use crate::core::task::LifecycleStatus;
 use crate::node;
 
 /// How often agents that are away are looked for, and progress is told.
@@ -261,7 +262,15 @@ impl CoordinatorActor {
         self.ending = true;
         let record = machine.record().clone();
         let (task, addresses) = (Arc::clone(&self.task), self.addresses.clone());
-        let report = async move { result::report(&task, record, outcome, &addresses).await };
+        let report = async move {
+            // An agent that has not confirmed may be cut off, and run what it holds when it is back.
+            let nothing_runs = outcome.unconfirmed.is_empty();
+            let report = result::report(&task, record, outcome, &addresses).await;
+            if nothing_runs && report.status == LifecycleStatus::Finished {
+                markers::forget(&task).await;
+            }
+            report
+        };
         ctx.spawn(report.into_actor(self).map(|report, coordinator: &mut Self, ctx| {
             coordinator.tell(report, ctx);
         }));

@@ -3,6 +3,7 @@
 //! | file | answers |
 //! | --- | --- |
 //! | `actor.rs` | how the rules of [`crate::chain::run`] meet the links, the planner and the store |
+//! | `markers.rs` | what a write job that has finished leaves behind |
 //! | `metrics.rs` | what jobs are counted as |
 //! | `peers.rs` | which agents are connected, and which have been away too long |
 //! | `planning.rs` | how a look at the cluster becomes chains |
@@ -10,6 +11,7 @@
 //! | `store.rs` | what is kept of a job so that another process can go on with it |
 
 mod actor;
+mod markers;
 mod metrics;
 mod peers;
 mod planning;

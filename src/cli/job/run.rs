@@ -28,7 +28,8 @@ pub(super) struct RunArgs {
     redis: RedisArgs,
     #[command(flatten)]
     api: ApiArgs,
-    /// The job's id; made up when left out. A write job that is run again under its id changes nothing twice
+    /// The job's id; made up when left out. A write job that did not finish goes on under its id, and
+    /// writes nothing twice
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     /// Hand the job to the controller at --api, as a task, and follow it there

@@ -60,6 +60,17 @@ local function slots()
   return pack(handled, visited, matched, failed, failures, refused, big, deltas)
 end
 
+-- Removes the markers of slots: tags. Answers: how many were looked at. A slot that moves keeps its own.
+local function forget()
+  local handled = 0
+  for i = FIRST, #ARGV do
+    try('UNLINK', marker_of(ARGV[i]))
+    handled, spent = handled + 1, spent + 1
+    if handled % BATCH == 0 and over() then break end
+  end
+  return pack(handled)
+end
+
 -- Listed keys of whole slots: (tag, count, key…) groups. Answers as `slots`.
 local function groups()
   local refused, big, deltas, handled = {}, {}, {}, 0
