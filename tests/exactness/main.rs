@@ -9,6 +9,7 @@ mod support;
 mod chaos;
 mod failover;
 mod hand_off;
+mod kinds;
 mod movers;
 mod moving;
 

@@ -18,8 +18,12 @@ pub(crate) struct Masters {
 
 impl Masters {
     pub(crate) fn of(cluster: &RedisCluster) -> Self {
+        Self::among(cluster, cluster.nodes_with_slots())
+    }
+
+    /// These nodes: a new one has no slots yet.
+    pub(crate) fn among(cluster: &RedisCluster, nodes: Vec<usize>) -> Self {
         let mut owners = cluster.owners();
-        let nodes = cluster.nodes_with_slots();
         for owner in &mut owners {
             *owner = nodes.iter().position(|node| node == owner).expect("it has this slot");
         }
@@ -104,9 +108,12 @@ impl Masters {
     fn set_slot(&mut self, node: usize, slot: usize, how: &str, id: &str) {
         let mut command = redis::cmd("CLUSTER");
         command.arg("SETSLOT").arg(slot).arg(how).arg(id);
-        command
-            .exec(&mut self.connections[node])
-            .unwrap_or_else(|error| panic!("slot {slot} {how}: {error}"));
+        match command.exec(&mut self.connections[node]) {
+            Ok(()) => {}
+            // Who has just lost its last slot has become a replica.
+            Err(error) if error.to_string().contains("only with masters") => {}
+            Err(error) => panic!("slot {slot} {how}: {error}"),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ pub struct RedisCluster {
     /// The nodes; a test may kill, freeze and restart them.
     pub nodes: Vec<RedisServer>,
     masters: usize,
+    bus_ports: Vec<u16>,
     /// Last, so that it is given back when the nodes are gone.
     _permit: ClusterPermit,
 }
@@ -50,7 +51,7 @@ impl RedisCluster {
         for node in &mut nodes {
             node.wait_until_it_answers();
         }
-        let cluster = RedisCluster { nodes, masters, _permit: permit };
+        let cluster = RedisCluster { nodes, masters, bus_ports, _permit: permit };
         cluster.wait_until_ok();
         cluster
     }
@@ -70,6 +71,11 @@ impl RedisCluster {
                     && (replication.contains("role:master") || replication.contains("master_link_status:up"))
             })
         });
+    }
+
+    /// Where a node listens for the others.
+    pub fn bus_port(&self, index: usize) -> u16 {
+        self.bus_ports[index]
     }
 
     /// The nodes that started as masters.
