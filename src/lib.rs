@@ -69,9 +69,14 @@
 //! # }
 //! ```
 
+#[cfg(feature = "cli")]
+extern crate self as skalds;
+
 pub mod actors;
 pub mod backend;
 pub mod chain;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod config;
 pub mod core;
 #[cfg(feature = "redis")]

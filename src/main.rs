@@ -1,7 +1,5 @@
 //! The `skald` binary.
 
-mod cli;
-
 fn main() -> std::process::ExitCode {
-    cli::main()
+    skalds::cli::main(skalds::cli::Own::default())
 }

@@ -59,6 +59,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         data_dir: Some(args.data),
         allow_remote: args.allow_remote,
         per_node: args.per_node,
+        natives: super::own().jobs,
         ..AgentOptions::default()
     };
     let system = ActorSystem::start().map_err(Failure::failed)?;

@@ -1,4 +1,19 @@
-//! The subcommands of `skald`.
+//! The subcommands of `skald`, for its own binary and for yours.
+//!
+//! Worker classes and chain jobs written in Rust are part of a program, so a fleet that runs some has a `skald` of its
+//! own: a `main` of one line that adds them to what comes with [`main`]. Agents, Skalds and `skald job run` then know them
+//! under the same names.
+//!
+//! ```no_run
+//! use skalds::cli::Own;
+//!
+//! fn main() -> std::process::ExitCode {
+//!     let mut own = Own::default();
+//!     // own.jobs = own.jobs.with(MyJob);
+//!     // own.classes.register::<MyWorker>("MyWorker");
+//!     skalds::cli::main(own)
+//! }
+//! ```
 //!
 //! Results go to standard output, logs and progress to standard error. Each subcommand is a module with its `Args` and
 //! a `run` that answers an [`Exit`] or says what went wrong.
@@ -24,10 +39,29 @@ mod table;
 mod task;
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
 use self::exit::{Exit, Failure};
+use crate::actors::worker::WorkerClasses;
+use crate::node::NativeJobs;
+
+/// What a `skald` knows beside what comes with it.
+#[derive(Debug, Clone, Default)]
+pub struct Own {
+    /// Chain jobs written in Rust (`--native NAME`).
+    pub jobs: NativeJobs,
+    /// Worker classes.
+    pub classes: WorkerClasses,
+}
+
+/// Set once, before a subcommand runs.
+static OWN: OnceLock<Own> = OnceLock::new();
+
+fn own() -> Own {
+    OWN.get().cloned().unwrap_or_default()
+}
 
 /// Runs tasks on a fleet of Skalds, and batch jobs that move to the data of a Redis Cluster
 #[derive(Debug, Parser)]
@@ -68,8 +102,9 @@ enum Command {
     Completions(completions::Args),
 }
 
-/// Runs what the command line asks for.
-pub(crate) fn main() -> ExitCode {
+/// Runs what the command line asks for; the whole `main` of a program.
+pub fn main(own: Own) -> ExitCode {
+    OWN.get_or_init(|| own);
     // What the environment has counts more than what the file has.
     match dotenvy::dotenv() {
         Err(error) if !error.not_found() => {

@@ -10,7 +10,6 @@ use skalds::actors::{ActorSystem, ChainJobs, JobStore};
 use skalds::config::env::Environment;
 use skalds::config::secret::Secret;
 use skalds::core::policy::Retry;
-use skalds::node::NativeJobs;
 
 use super::exit::Failure;
 
@@ -59,13 +58,14 @@ impl SkaldArgs {
         // Skalds that share a folder have their jobs apart.
         let jobs = folder.map(|folder| folder.join("jobs").join(self.id.as_deref().unwrap_or("default")));
         let store = jobs.as_ref().map(|jobs| JobStore::open(&jobs.join("records"))).transpose();
-        let mut classes = WorkerClasses::default();
+        let own = super::own();
+        let mut classes = own.classes;
         classes.register::<Command>(command::CLASS);
         ChainJobs {
             system: system.clone(),
             store: store.map_err(Failure::failed)?,
             direct_dir: jobs.map(|jobs| jobs.join("direct")),
-            natives: NativeJobs::default(),
+            natives: own.jobs,
             username: variable("REDIS_USERNAME"),
             password: variable("REDIS_PASSWORD").map(Secret::new),
         }

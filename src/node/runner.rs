@@ -204,7 +204,11 @@ fn native_of(job: &JobSpec, natives: &NativeJobs) -> Result<Option<Arc<dyn Chain
     natives.get(name).map(Some).ok_or_else(|| {
         let known: Vec<_> = natives.names().collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        NodeError::job(&job.id, format!("no native job {name:?} is registered here; registered: {known}"))
+        let reason = format!(
+            "no native job {name:?} is registered here; registered: {known}. Agents and whoever starts the job must be \
+             built with it (see examples/own_skald.rs)"
+        );
+        NodeError::job(&job.id, reason)
     })
 }
 

@@ -7,6 +7,7 @@ mod agents;
 mod answers;
 mod crashes;
 mod hostile;
+mod own;
 mod trouble;
 
 use std::collections::BTreeMap;

@@ -41,7 +41,12 @@ impl Process {
 
     /// [`Process::skald`] with further environment variables.
     pub fn skald_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        let mut child = children::spawn(env!("CARGO_BIN_EXE_skald"), |command| {
+        Self::program(env!("CARGO_BIN_EXE_skald"), arguments, environment)
+    }
+
+    /// The same with another program than `skald`.
+    pub fn program(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut child = children::spawn(program, |command| {
             command
                 .args(arguments)
                 .envs(environment.iter().copied())
@@ -54,7 +59,7 @@ impl Process {
             capture(child.stdout.take().expect("it is piped"), &stdout),
             capture(child.stderr.take().expect("it is piped"), &stderr),
         ];
-        Process { name: format!("skald {}", arguments.join(" ")), child, stdout, stderr, readers }
+        Process { name: format!("{program} {}", arguments.join(" ")), child, stdout, stderr, readers }
     }
 
     /// Runs `skald ARGUMENTS…` to its end.

@@ -61,7 +61,9 @@ fn options(redis: &RedisArgs) -> Result<JobOptions, Failure> {
     let (access, seeds) = redis.access()?.ok_or_else(|| {
         Failure::usage("say where the cluster is: --redis redis://host:port (or REDIS_URL)")
     })?;
-    Ok(JobOptions::new(seeds, access))
+    let mut options = JobOptions::new(seeds, access);
+    options.natives = crate::cli::own().jobs;
+    Ok(options)
 }
 
 pub(super) fn plan(args: PlanArgs) -> Result<Exit, Failure> {
