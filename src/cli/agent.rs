@@ -31,6 +31,12 @@ pub(crate) struct Args {
     /// Serve metrics over HTTP here, under /metrics
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
+    /// The zone that it is in, as availability zones are called: chains stay within one where they can
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
+    /// The rack that it is in
+    #[arg(long, value_name = "NAME")]
+    rack: Option<String>,
     /// Hops that run at once on one node
     #[arg(long, value_name = "N", default_value_t = 1)]
     per_node: usize,
@@ -55,6 +61,8 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         listen: Some(args.listen),
         advertise: args.advertise,
         redis: Some(redis.clone()),
+        zone: args.zone,
+        rack: args.rack,
         access,
         data_dir: Some(args.data),
         allow_remote: args.allow_remote,

@@ -3,7 +3,7 @@
 //! Every primary is asked about itself, because only a node itself says which of its slots are moving, and because
 //! its own claim on a slot is younger than what another node has heard of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -11,11 +11,9 @@ use futures_util::future::join_all;
 use super::access::{RedisAccess, join_address, split_address};
 use super::connection::{NodeConnection, text_of};
 use super::error::NodeError;
+use super::presence::Presence;
 use crate::chain::slots::{SLOTS, SlotSet};
 use crate::chain::state::NodeId;
-
-/// What an agent's connection to its node is called: `skald-agent:<address>`.
-pub const AGENT_NAME_PREFIX: &str = "skald-agent:";
 
 /// How many rounds of "who else is there" are made before the view is taken as it is.
 const ROUNDS: usize = 4;
@@ -48,6 +46,10 @@ pub struct NodeView {
     pub replicas: Vec<String>,
     /// The agent beside it, `host:port`, found by its connection's name.
     pub agent: Option<String>,
+    /// The zone that the agent says it is in.
+    pub zone: Option<String>,
+    /// The rack.
+    pub rack: Option<String>,
     /// How many keys it holds (expired ones that are not yet removed included).
     pub keys: u64,
     /// `redis` or `valkey`.
@@ -207,13 +209,16 @@ async fn ask(address: &str, access: &RedisAccess) -> Result<Asked, NodeError> {
     let cluster = info.get("cluster_enabled") == Some("1");
     let ping = node.round_trip().await?;
     let size = node.call(&redis::cmd("DBSIZE"), "read DBSIZE").await?;
+    let beside = agent_beside(&node).await;
     let mut view = NodeView {
         id: address.to_owned(),
         redis: address.to_owned(),
         slots: SlotSet::empty(),
         moving: SlotSet::empty(),
         replicas: Vec::new(),
-        agent: agent_beside(&node).await,
+        agent: beside.as_ref().map(|agent| agent.address.clone()),
+        zone: beside.as_ref().and_then(|agent| agent.zone.clone()),
+        rack: beside.and_then(|agent| agent.rack),
         keys: redis::from_redis_value(size)
             .map_err(|error| NodeError::unreadable(address, "DBSIZE", error.to_string()))?,
         flavour: if info.get("valkey_version").is_some() { "valkey" } else { "redis" }.into(),
@@ -355,16 +360,17 @@ pub(crate) async fn slot_table(node: &NodeConnection) -> Result<Vec<SlotRange>, 
         .collect()
 }
 
-/// The agent whose connection's name says so. Where CLIENT LIST is not allowed there is none to be found here.
-async fn agent_beside(node: &NodeConnection) -> Option<String> {
-    let clients = node.text(redis::cmd("CLIENT").arg("LIST"), "read CLIENT LIST").await.ok()?;
-    let names: BTreeSet<&str> = clients
-        .split_whitespace()
-        .filter_map(|field| field.strip_prefix("name="))
-        .filter_map(|name| name.strip_prefix(AGENT_NAME_PREFIX))
-        .filter(|address| !address.is_empty())
-        .collect();
-    names.into_iter().next().map(str::to_owned)
+/// The agent whose connection's name says so.
+async fn agent_beside(node: &NodeConnection) -> Option<Presence> {
+    let clients = match node.text(redis::cmd("CLIENT").arg("LIST"), "read CLIENT LIST").await {
+        Ok(clients) => clients,
+        Err(error) => {
+            tracing::warn!(node = %node.address, %error, "cannot look for an agent; name it with --agents HOST:PORT,…");
+            return None;
+        }
+    };
+    let names = clients.split_whitespace().filter_map(|field| field.strip_prefix("name="));
+    names.filter_map(Presence::from_name).min()
 }
 
 /// `INFO`, by field.

@@ -29,6 +29,7 @@ mod native;
 mod native_step;
 mod pacing;
 mod page_hop;
+mod presence;
 mod raw_hop;
 mod reply;
 mod runner;
@@ -39,8 +40,9 @@ mod slot_hop;
 mod unit;
 
 pub use access::RedisAccess;
-pub use cluster::{AGENT_NAME_PREFIX, ClusterView, NodeView, discover};
+pub use cluster::{ClusterView, NodeView, discover};
 pub use error::NodeError;
 pub use markers::forget_markers;
 pub use native::{ChainJob, Command, NativeJobs, Reply, StepContext, StepError};
+pub use presence::Presence;
 pub use runner::{Advance, StepRunner, check};

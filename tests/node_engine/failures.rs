@@ -250,7 +250,11 @@ fn a_user_without_permission_fails_the_job_and_no_key() {
 fn agents_are_found_by_the_name_of_their_connection() {
     let cluster = RedisCluster::start(Version::V8, 3, 1);
     let mut connection = cluster.nodes[1].connection();
-    redis::cmd("CLIENT").arg("SETNAME").arg("skald-agent:10.0.0.7:7600").exec(&mut connection).unwrap();
+    redis::cmd("CLIENT")
+        .arg("SETNAME")
+        .arg("skald-agent:10.0.0.7:7600;zone=eu-1a;rack=r7")
+        .exec(&mut connection)
+        .unwrap();
     runtime().block_on(async {
         let view = discover(&[cluster.nodes[0].address()], &RedisAccess::default()).await.unwrap();
         assert!(view.cluster && view.uncovered.is_empty() && view.unreachable.is_empty());
@@ -258,6 +262,8 @@ fn agents_are_found_by_the_name_of_their_connection() {
         for node in &view.nodes {
             let own = node.redis == cluster.nodes[1].address();
             assert_eq!(node.agent.as_deref(), own.then_some("10.0.0.7:7600"));
+            assert_eq!(node.zone.as_deref(), own.then_some("eu-1a"));
+            assert_eq!(node.rack.as_deref(), own.then_some("r7"));
             assert_eq!((node.flavour.as_str(), node.version.as_str()), ("redis", "8.2.3"));
             assert_eq!(node.replicas.len(), 1);
             assert!(node.ping_micros > 0 && node.memory_bytes > 0 && node.clients > 0);

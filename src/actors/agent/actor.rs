@@ -33,6 +33,8 @@ const CAPACITY_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) address: String,
+    /// Of the connection by which coordinators find it.
+    pub(super) name: String,
     pub(super) listen: Option<String>,
     pub(super) redis: Option<String>,
     pub(super) data_dir: Option<PathBuf>,
@@ -118,7 +120,7 @@ impl AgentActor {
         });
         if let Some(redis) = &self.setup.redis {
             let (access, redis) = (self.setup.tools.access.clone(), redis.clone());
-            ctx.spawn(presence::stay(access, redis, self.setup.address.clone()).into_actor(self));
+            ctx.spawn(presence::stay(access, redis, self.setup.name.clone()).into_actor(self));
         }
         self.listen(ctx);
         self.carry_out(ctx);

@@ -28,7 +28,7 @@ use crate::actors::hop_outbox::HopOutboxError;
 use crate::actors::link::LinkError;
 use crate::actors::{ActorError, ActorRef, ActorSystem, Escalation, Restart, Spec, Stage};
 use crate::chain::hop::HopInput;
-use crate::node::{NativeJobs, RedisAccess};
+use crate::node::{NativeJobs, Presence, RedisAccess};
 
 /// How an agent is to run.
 #[derive(Debug, Clone)]
@@ -39,6 +39,10 @@ pub struct AgentOptions {
     pub advertise: Option<String>,
     /// The node that it stands beside, `host:port`: there it makes itself known to coordinators.
     pub redis: Option<String>,
+    /// The zone that it and its node are in: chains stay within one where they can.
+    pub zone: Option<String>,
+    /// The rack, likewise.
+    pub rack: Option<String>,
     /// How to reach the nodes.
     pub access: RedisAccess,
     /// Rust jobs that it can run.
@@ -61,6 +65,8 @@ impl Default for AgentOptions {
             listen: Some("127.0.0.1:0".into()),
             advertise: None,
             redis: None,
+            zone: None,
+            rack: None,
             access: RedisAccess::default(),
             natives: NativeJobs::default(),
             data_dir: None,
@@ -112,8 +118,14 @@ impl NodeAgent {
             (Some(address), _) | (None, Some(address)) => address.clone(),
             (None, None) => DIRECT.to_owned(),
         };
+        let presence = Presence { address: address.clone(), zone: options.zone, rack: options.rack };
+        let name = presence.to_name().ok_or_else(|| AgentError::Address {
+            address: format!("{presence:?}"),
+            reason: "address, zone and rack are plain text without spaces and semicolons".into(),
+        })?;
         let setup = Arc::new(Setup {
             address: address.clone(),
+            name,
             listen,
             redis: options.redis,
             data_dir: options.data_dir,

@@ -1,18 +1,17 @@
-//! How coordinators find the agent: by the name of its connection to its node. Nothing is written into the user's
-//! keys, and a dead agent is gone with its connection.
+//! How coordinators find the agent: a connection to its node whose name says where it is.
 
 use std::time::Duration;
 
-use crate::node::{AGENT_NAME_PREFIX, NodeError, RedisAccess};
+use crate::node::{NodeError, RedisAccess};
 
 /// How often the connection is looked after.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Keeps a named connection to the node at `redis` for as long as it is polled.
-pub(super) async fn stay(access: RedisAccess, redis: String, address: String) {
+/// Keeps a connection of this name ([`Presence::to_name`](crate::node::Presence::to_name)) to the node at `redis` for as long as it is polled.
+pub(super) async fn stay(access: RedisAccess, redis: String, name: String) {
     let mut said = None;
     loop {
-        let Err(error) = stay_once(&access, &redis, &address).await;
+        let Err(error) = stay_once(&access, &redis, &name).await;
         let error = error.to_string();
         // Once for each reason: a node that stays away would fill the log.
         if said.as_ref() != Some(&error) {
@@ -26,15 +25,14 @@ pub(super) async fn stay(access: RedisAccess, redis: String, address: String) {
 async fn stay_once(
     access: &RedisAccess,
     redis: &str,
-    address: &str,
+    name: &str,
 ) -> Result<std::convert::Infallible, NodeError> {
     let mut connection = access.connect(redis).await?;
-    let name = format!("{AGENT_NAME_PREFIX}{address}");
     let mut set_name = redis::cmd("CLIENT");
-    set_name.arg("SETNAME").arg(&name);
+    set_name.arg("SETNAME").arg(name);
     let failed = |action: &str, error: &redis::RedisError| NodeError::from_redis(redis, action, error);
     set_name.query_async::<()>(&mut connection).await.map_err(|error| failed("CLIENT SETNAME", &error))?;
-    tracing::info!(node = %redis, agent = %address, "known at its node");
+    tracing::info!(node = %redis, %name, "known at its node");
     loop {
         tokio::time::sleep(EVERY).await;
         let ping = redis::cmd("PING");

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::JobOptions;
 use crate::chain::job::{AgentPolicy, JobSpec, MovingSlots, Target};
-use crate::chain::plan::{Explanation, Load, NodeFacts, Place, Plan, PlanError, PlanInput, plan};
+use crate::chain::plan::{Explanation, Link, Load, NodeFacts, Place, Plan, PlanError, PlanInput, plan};
 use crate::chain::run::{Goal, PartKey};
 use crate::chain::slots::{SlotSet, slot_of};
 use crate::chain::state::{JobState, NodeId, PlanNode, Sequence};
@@ -117,7 +117,13 @@ fn input(
     sequence: &Sequence,
     lost: BTreeSet<String>,
 ) -> PlanInput {
+    // What the coordinator has measured is its own way to each node.
+    let to_node = |(at, node): (usize, &NodeView)| {
+        let micros = u32::try_from(node.ping_micros).unwrap_or(u32::MAX);
+        u16::try_from(at).ok().map(|to| Link { from: None, to, micros })
+    };
     PlanInput {
+        links: view.nodes.iter().enumerate().filter_map(to_node).collect(),
         nodes: view.nodes.iter().enumerate().map(|(at, node)| facts(job, at, node)).collect(),
         cluster: view.cluster,
         open,
@@ -131,7 +137,7 @@ fn input(
 fn facts(job: &JobSpec, at: usize, node: &NodeView) -> NodeFacts {
     NodeFacts {
         node: PlanNode { id: node.id.clone(), redis: node.redis.clone(), agent: agent_of(job, at, node) },
-        place: Place { zone: None, rack: host_of(&node.redis) },
+        place: Place { zone: node.zone.clone(), rack: node.rack.clone().or_else(|| host_of(&node.redis)) },
         slots: node.slots.clone(),
         keys: node.keys,
         load: Load {
@@ -143,7 +149,7 @@ fn facts(job: &JobSpec, at: usize, node: &NodeView) -> NodeFacts {
     }
 }
 
-/// Nothing tells where a node is but its address: those on one host share a rack.
+/// Where an agent does not say in which rack it is: those on one host share one.
 fn host_of(address: &str) -> Option<String> {
     address.rsplit_once(':').map(|(host, _)| host.to_owned())
 }

@@ -130,6 +130,8 @@ mod tests {
             moving: SlotSet::empty(),
             replicas: vec![],
             agent: None,
+            zone: None,
+            rack: None,
             keys: 1_234,
             flavour: flavour.into(),
             version: version.into(),
