@@ -25,9 +25,10 @@ pub(crate) struct Args {
     /// The address that they are told, where it is another one
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Where job states are kept until the next agent has them; each agent needs a directory of its own
+    /// Where job states are kept until the next agent has them; each agent needs a directory of its own. Left out:
+    /// .skald/agent-HOST-PORT, after its node
     #[arg(long, value_name = "DIR")]
-    data: PathBuf,
+    data: Option<PathBuf>,
     /// Serve metrics over HTTP here, under /metrics
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
@@ -64,7 +65,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         zone: args.zone,
         rack: args.rack,
         access,
-        data_dir: Some(args.data),
+        data_dir: Some(args.data.unwrap_or_else(|| folder_beside(redis))),
         allow_remote: args.allow_remote,
         per_node: args.per_node,
         natives: super::own().jobs,
@@ -98,4 +99,22 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         ended
     });
     served.map_err(Failure::failed)?
+}
+
+/// Where the agent beside a node keeps its states when nothing is said.
+fn folder_beside(redis: &str) -> PathBuf {
+    let name: String =
+        redis.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
+    PathBuf::from(".skald").join(format!("agent-{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::folder_beside;
+
+    #[test]
+    fn each_node_has_a_folder_of_its_own() {
+        assert_eq!(folder_beside("127.0.0.1:7000").to_str(), Some(".skald/agent-127.0.0.1-7000"));
+        assert_eq!(folder_beside("[::1]:7000").to_str(), Some(".skald/agent----1--7000"));
+    }
 }

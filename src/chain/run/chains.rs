@@ -181,7 +181,7 @@ impl RunMachine {
             }
         }
         if let Some(failed) = &state.failed {
-            self.begin_end(now, EndReason::Failed, Some(failure_text(failed)));
+            self.begin_end(now, EndReason::Failed, Some(failure_text(state, failed)));
         }
     }
 
@@ -298,13 +298,15 @@ pub(super) fn first_send(chain: &LiveChain) -> Option<RunEffect> {
     Some(RunEffect::Send { to, message: Message::State(state) })
 }
 
-fn failure_text(error: &KeyError) -> String {
+/// Why a chain has failed: on which node, by its address, and at which key.
+fn failure_text(state: &JobState, error: &KeyError) -> String {
     let mut text = error.reason.clone();
     if !error.key.is_empty() {
         text = format!("key \"{}\": {text}", error.key.escape_ascii());
     }
     if !error.node.is_empty() {
-        text = format!("node {}: {text}", error.node);
+        let address = state.nodes.iter().find(|node| node.id == error.node).map(|node| &node.redis);
+        text = format!("node {}: {text}", address.unwrap_or(&error.node));
     }
     text
 }
