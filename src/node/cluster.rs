@@ -360,6 +360,15 @@ pub(crate) async fn slot_table(node: &NodeConnection) -> Result<Vec<SlotRange>, 
         .collect()
 }
 
+/// The slots that a node says it owns, and those that are on their way to or from it.
+pub(crate) async fn own_slots(node: &NodeConnection) -> Result<(SlotSet, SlotSet), NodeError> {
+    let table = node.text(redis::cmd("CLUSTER").arg("NODES"), "read CLUSTER NODES").await?;
+    let own = table.lines().filter_map(NodeLine::parse).find(|line| line.has_flag("myself"));
+    let own =
+        own.ok_or_else(|| NodeError::unreadable(&node.address, "CLUSTER NODES", "no line is its own"))?;
+    Ok((own.slots, own.moving))
+}
+
 /// The agent whose connection's name says so.
 async fn agent_beside(node: &NodeConnection) -> Option<Presence> {
     let clients = match node.text(redis::cmd("CLIENT").arg("LIST"), "read CLIENT LIST").await {

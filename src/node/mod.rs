@@ -23,6 +23,7 @@ mod cluster;
 mod connection;
 mod engine;
 mod error;
+mod foreign;
 mod ledger;
 mod markers;
 mod native;

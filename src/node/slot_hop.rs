@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::error::NodeError;
+use super::foreign::note_foreign_keys;
 use super::ledger::{Gain, Marker};
 use super::reply::Fields;
 use super::runner::{Onward, Turn};
@@ -88,7 +89,15 @@ impl SlotHop {
                 self.ready.push_back(unit);
                 Ok(Turn::Working(0))
             }
-            None => Ok(Turn::Done(Onward::Next)),
+            None => {
+                // Beside the point: a node that does not say, or a user who may not ask, does not fail the hop.
+                if self.listed.is_none()
+                    && let Err(error) = note_foreign_keys(site, state).await
+                {
+                    tracing::debug!(job = %site.job.id, %error, "keys of foreign slots are not looked for");
+                }
+                Ok(Turn::Done(Onward::Next))
+            }
         }
     }
 

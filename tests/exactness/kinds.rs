@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::movers::{Masters, while_moving};
-use crate::support::{RedisCluster, Version, wait_until};
+use crate::support::{RedisCluster, Version, slot_of, wait_until};
 use crate::{PATIENCE, finished, increment, start, values, zeros};
 
 const KEYS: usize = 30_000;
@@ -25,6 +25,39 @@ fn nodes_behind_announced_host_names_are_reached_by_them() {
         for hop in report["hops"].as_array().unwrap() {
             assert!(hop["node"].as_str().unwrap().starts_with("localhost:"), "{version:?}: {hop}");
         }
+    }
+}
+
+/// A move that was broken off has left a key where its slot is not: it is not counted twice, and it is told.
+#[test]
+fn keys_that_a_node_holds_of_slots_that_are_not_its_own_are_told_and_not_counted() {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+        let cluster = RedisCluster::start(version, 3, 0);
+        cluster.load(zeros(1_000));
+        let slot = slot_of(b"user:1");
+        let owner = cluster.owners()[slot];
+        let (other, slot) = ((owner + 1) % 3, slot.to_string());
+        let mut connection = cluster.nodes[other].connection();
+        let mut ask = |words: &[&str]| {
+            let mut command = redis::cmd(words[0]);
+            for word in &words[1..] {
+                command.arg(*word);
+            }
+            command.exec(&mut connection).unwrap();
+        };
+        ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id_of(owner)]);
+        ask(&["ASKING"]);
+        ask(&["SET", "user:1", "stale"]);
+        ask(&["CLUSTER", "SETSLOT", &slot, "STABLE"]);
+        let report = finished(start(&cluster.url(), &["count", "--match", "user:*"]));
+        assert_eq!(report["result"], 1_000, "{version:?}: {report:#}");
+        let notes: Vec<&str> = (report["hops"].as_array().unwrap().iter())
+            .filter_map(|hop| hop["notes"].as_array())
+            .flatten()
+            .filter_map(|note| note.as_str())
+            .collect();
+        let told = format!("{} also holds 1 keys of slots", cluster.nodes[other].address());
+        assert!(notes.len() == 1 && notes[0].starts_with(&told), "{version:?}: {notes:?}");
     }
 }
 

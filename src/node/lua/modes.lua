@@ -6,7 +6,7 @@ local function protected(action)
 end
 
 local modes = {
-  forget = forget, slots = slots, groups = groups, part = part, scan = scan, keys = keys_of_slots, existing = existing, write = write,
+  forget = forget, foreign = foreign, slots = slots, groups = groups, part = part, scan = scan, keys = keys_of_slots, existing = existing, write = write,
   pages = pages, ordered = ordered, walk = walk,
   defines = function()
     local is = function(value) return type(value) == 'function' end

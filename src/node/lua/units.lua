@@ -71,6 +71,22 @@ local function forget()
   return pack(handled)
 end
 
+-- Counts keys of slots that are not this node's: (first, last) ranges.
+-- Answers: ranges done, the next slot to look at in the range at hand, keys found.
+local function foreign()
+  local done, found, slot = 0, 0, 0
+  for i = FIRST, #ARGV, 2 do
+    slot = tonumber(ARGV[i])
+    local last = tonumber(ARGV[i + 1])
+    while slot <= last do
+      found, slot, spent = found + call('CLUSTER', 'COUNTKEYSINSLOT', slot), slot + 1, spent + 1
+      if spent % BATCH == 0 and over() then return pack(slot > last and done + 1 or done, slot, found) end
+    end
+    done = done + 1
+  end
+  return pack(done, slot, found)
+end
+
 -- Listed keys of whole slots: (tag, count, key…) groups. Answers as `slots`.
 local function groups()
   local refused, big, deltas, handled = {}, {}, {}, 0
