@@ -10,6 +10,7 @@ mod chaos;
 mod failover;
 mod hand_off;
 mod kinds;
+mod loss;
 mod movers;
 mod moving;
 

@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline: the only place in the tests that sleeps.
+//! Waiting for a condition with a deadline.
 
 use std::time::{Duration, Instant};
 
