@@ -59,7 +59,10 @@ impl Masters {
         }
         let (from_id, to_id) = (self.ids[from].clone(), self.ids[to].clone());
         self.set_slot(to, slot, "IMPORTING", &from_id);
-        self.set_slot(from, slot, "MIGRATING", &to_id);
+        // Now and then a node hears late that a slot is its own (again).
+        wait_until(Duration::from_secs(10), "the slot's owner to know that it is", || {
+            self.try_set_slot(from, slot, "MIGRATING", &to_id).is_ok()
+        });
         loop {
             let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
                 .arg("GETKEYSINSLOT")
@@ -106,14 +109,16 @@ impl Masters {
     }
 
     fn set_slot(&mut self, node: usize, slot: usize, how: &str, id: &str) {
-        let mut command = redis::cmd("CLUSTER");
-        command.arg("SETSLOT").arg(slot).arg(how).arg(id);
-        match command.exec(&mut self.connections[node]) {
+        match self.try_set_slot(node, slot, how, id) {
             Ok(()) => {}
             // Who has just lost its last slot has become a replica.
             Err(error) if error.to_string().contains("only with masters") => {}
             Err(error) => panic!("slot {slot} {how}: {error}"),
         }
+    }
+
+    fn try_set_slot(&mut self, node: usize, slot: usize, how: &str, id: &str) -> redis::RedisResult<()> {
+        redis::cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(how).arg(id).exec(&mut self.connections[node])
     }
 }
 

@@ -7,8 +7,8 @@ use crate::support::{RedisCluster, Version, slot_of};
 use crate::{finished, increment, start, values, zeros};
 
 const KEYS: usize = 100_000;
-/// What each key burns: a hop takes about half a second.
-const SPIN: &str = "spin=1500";
+/// What each key burns: a hop takes about a second.
+const SPIN: &str = "spin=3000";
 
 /// Which slot moves where next.
 type Next = Box<dyn FnMut(&mut Masters) -> Option<(usize, usize)> + Send>;
@@ -38,7 +38,7 @@ fn every_key_once(name: &str, version: Version, scenario: impl Fn(&mut Masters, 
             "{version:?}, {name}, round {round}: {moved} slots moved, epoch {}",
             report["plan"]["epoch"]
         );
-        assert!(moved >= 20, "{name}, round {round}: only {moved} slots moved");
+        assert!(moved >= 5, "{name}, round {round}: only {moved} slots moved");
     }
 }
 
