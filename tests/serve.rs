@@ -141,6 +141,48 @@ fn run_ends_with_its_tasks_and_with_the_worst_of_them() {
 }
 
 #[test]
+fn a_file_with_a_class_that_nobody_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = workers_file(folder.path(), &WORKERS.replacen("className: Command", "className: Nope", 1));
+    let data = folder.path().join("data");
+    for arguments in [
+        &["run", &file][..],
+        &["run", &file, "--until-done"],
+        &["run", &file, "--single-process"],
+        &["dev", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap(), "--workers", &file],
+    ] {
+        let ended = Process::run(SOON, arguments);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{arguments:?}: {}", ended.stderr);
+        for part in [&format!("{file}: first: ")[..], "\"Nope\"", "Command"] {
+            assert!(ended.stderr.contains(part), "{arguments:?}: {part}: {}", ended.stderr);
+        }
+    }
+    // The file is refused as a whole: no task of it was created.
+    let (_process, client) = dev(folder.path(), &[]);
+    assert_eq!(client.json(&["list"])["total"], 0);
+}
+
+#[test]
+fn a_dispatcher_says_once_that_nobody_runs_a_class() {
+    let arguments = ["dev", "--in-memory", "--listen", "127.0.0.1:0"];
+    let mut process = Process::skald_with(&arguments, &[("DISPATCHER_INTERVAL", "1")]);
+    let client = Client(process.ready_value(SOON, "api"));
+    let create = |class: &str, id: &str| {
+        let created = client.task(&["create", class, "--id", id]);
+        assert_eq!(created.code, Some(0), "{}", created.stderr);
+    };
+    let said = |class: &str| {
+        process.stderr().matches(&format!("no Skald that is online runs class {class};")).count()
+    };
+    create("Nope", "one");
+    wait_until(SOON, "the warning", || said("Nope") == 1);
+    create("Nope", "two");
+    create("Other", "three");
+    wait_until(SOON, "the other warning", || said("Other") == 1);
+    assert_eq!((said("Nope"), said("Command")), (1, 0));
+}
+
+#[test]
 fn run_hands_back_what_it_runs_when_it_is_told_to_stop() {
     let folder = tempfile::tempdir().unwrap();
     let text = WORKERS.replace("\"true\"", "\"sleep\", \"600\"");
