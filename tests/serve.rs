@@ -82,6 +82,20 @@ fn dev_runs_the_tasks_of_a_file_and_keeps_them_when_it_is_killed() {
     let updated = client.task(&["update", "waits", "--attachments", r#"{"n": 31}"#]);
     assert_eq!(updated.code, Some(0), "{}", updated.stderr);
     assert_eq!(client.json(&["show", "waits"])["attachments"]["n"], 31);
+    for (arguments, then) in [
+        // Single ones are set, the others stay; an object replaces all of them.
+        (&["-a", "m=[1]", "-a", "text=a=b"][..], serde_json::json!({"n": 31, "m": [1], "text": "a=b"})),
+        (&["--attach", "n=32"], serde_json::json!({"n": 32, "m": [1], "text": "a=b"})),
+        (&["--attachments", r#"{"k": 1}"#], serde_json::json!({"k": 1})),
+        (&["--attachments", r#"{"k": 1, "j": 2}"#, "-a", "j=3"], serde_json::json!({"k": 1, "j": 3})),
+    ] {
+        let updated = client.task(&[&["update", "waits"], arguments].concat());
+        assert_eq!((updated.code, updated.stdout.as_str()), (Some(0), "waits\n"), "{}", updated.stderr);
+        assert_eq!(client.json(&["show", "waits"])["attachments"], then);
+    }
+    let missing = client.task(&["update", "nothing", "-a", "n=1"]);
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("there is no task \"nothing\""), "{}", missing.stderr);
     let cancelled = client.task(&["cancel", "waits", "nothing"]);
     assert_eq!((cancelled.code, cancelled.stdout.as_str()), (Some(1), "waits\n"));
     assert!(cancelled.stderr.contains("there is no task \"nothing\""), "{}", cancelled.stderr);
