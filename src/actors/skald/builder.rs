@@ -161,7 +161,7 @@ impl SkaldBuilder {
     }
 
     /// `REDIS_SYNC_PERIOD`: how often it says what it runs, and looks in storage for what an event should have told it
-    /// (3 s unless said otherwise).
+    /// (3 s unless said otherwise). Told that it has missed events, it looks at once, whatever this says.
     pub fn sync_period(mut self, period: Duration) -> Self {
         self.timing.sync = period;
         self
