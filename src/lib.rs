@@ -25,8 +25,14 @@
 //! - A panic ends one actor, with its text; the others go on. Every queue has a bound.
 //!
 //! # What it does not do yet
-//! Kafka and MongoDB adapters, authentication and encryption (everything listens on loopback unless told otherwise), and a
-//! sandbox: a user's Lua runs in Redis with the rights of the connection.
+//! - Kafka and MongoDB adapters.
+//! - Authentication and encryption: everything listens on loopback unless told otherwise.
+//! - A sandbox: a user's Lua runs in Redis with the rights of the connection.
+//! - Pause and live update of a chain job that runs: it can be cancelled, and tasks of other classes can be paused and
+//!   updated.
+//! - Reads from replicas, a probe of the latency between nodes, and a cap on keys per second of a chain job.
+//! - Rust workers in processes of their own: an async worker that does not listen is dropped at its next `await`, a thread
+//!   that does not is abandoned and runs on, and only a program (class `Command`) is really ended.
 //!
 //! # A task in one process
 //! ```

@@ -428,6 +428,33 @@ async fn many_senders_on_many_threads_lose_nothing_and_none_waits_for_ever() {
 }
 
 #[tokio::test]
+async fn a_full_mailbox_takes_control_messages_and_handles_them_first() {
+    let system = system(2);
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&log);
+    let logger = system.spawn(Spec::new("logger", move || Logger(Arc::clone(&kept))).mailbox(2)).unwrap();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    logger.tell(Wait(told)).unwrap();
+    until("the logger to be busy", || logger.depth() == 0).await;
+    logger.tell(Log(1)).unwrap();
+    logger.tell(Log(2)).unwrap();
+    let full = ActorError::Full { actor: "logger".into(), capacity: 2 };
+    assert_eq!(logger.tell(Log(3)).unwrap_err().error, full);
+
+    logger.control(Log(10)).unwrap();
+    let mut asked = Box::pin(logger.ask(Log(11)).control());
+    assert!(futures_util::poll!(&mut asked).is_pending());
+    assert_eq!(logger.depth(), 4, "the ask did not wait for room");
+    assert_eq!(logger.tell(Log(4)).unwrap_err().error, full, "it is as full as it was");
+    assert!(log.lock().unwrap().is_empty());
+    tell.send(()).unwrap();
+    tokio::time::timeout(LONG, asked).await.expect("it is handled").unwrap();
+    until("the others", || log.lock().unwrap().len() == 4).await;
+    assert_eq!(*log.lock().unwrap(), [10, 11, 1, 2]);
+    system.shutdown(LONG).await;
+}
+
+#[tokio::test]
 async fn the_control_lane_is_bounded_too() {
     let system = system(1);
     let counter = system.spawn(Spec::new("counter", Counter::default)).unwrap();

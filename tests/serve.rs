@@ -82,6 +82,20 @@ fn dev_runs_the_tasks_of_a_file_and_keeps_them_when_it_is_killed() {
     let updated = client.task(&["update", "waits", "--attachments", r#"{"n": 31}"#]);
     assert_eq!(updated.code, Some(0), "{}", updated.stderr);
     assert_eq!(client.json(&["show", "waits"])["attachments"]["n"], 31);
+    for (arguments, then) in [
+        // Single ones are set, the others stay; an object replaces all of them.
+        (&["-a", "m=[1]", "-a", "text=a=b"][..], serde_json::json!({"n": 31, "m": [1], "text": "a=b"})),
+        (&["--attach", "n=32"], serde_json::json!({"n": 32, "m": [1], "text": "a=b"})),
+        (&["--attachments", r#"{"k": 1}"#], serde_json::json!({"k": 1})),
+        (&["--attachments", r#"{"k": 1, "j": 2}"#, "-a", "j=3"], serde_json::json!({"k": 1, "j": 3})),
+    ] {
+        let updated = client.task(&[&["update", "waits"], arguments].concat());
+        assert_eq!((updated.code, updated.stdout.as_str()), (Some(0), "waits\n"), "{}", updated.stderr);
+        assert_eq!(client.json(&["show", "waits"])["attachments"], then);
+    }
+    let missing = client.task(&["update", "nothing", "-a", "n=1"]);
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("there is no task \"nothing\""), "{}", missing.stderr);
     let cancelled = client.task(&["cancel", "waits", "nothing"]);
     assert_eq!((cancelled.code, cancelled.stdout.as_str()), (Some(1), "waits\n"));
     assert!(cancelled.stderr.contains("there is no task \"nothing\""), "{}", cancelled.stderr);
@@ -138,6 +152,48 @@ fn run_ends_with_its_tasks_and_with_the_worst_of_them() {
 
     let nonsense = Process::run(SOON, &["run", &workers_file(folder.path(), "TaskWorkers: 5")]);
     assert_eq!(nonsense.code, Some(2), "{}", nonsense.stderr);
+}
+
+#[test]
+fn a_file_with_a_class_that_nobody_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = workers_file(folder.path(), &WORKERS.replacen("className: Command", "className: Nope", 1));
+    let data = folder.path().join("data");
+    for arguments in [
+        &["run", &file][..],
+        &["run", &file, "--until-done"],
+        &["run", &file, "--single-process"],
+        &["dev", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap(), "--workers", &file],
+    ] {
+        let ended = Process::run(SOON, arguments);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{arguments:?}: {}", ended.stderr);
+        for part in [&format!("{file}: first: ")[..], "\"Nope\"", "Command"] {
+            assert!(ended.stderr.contains(part), "{arguments:?}: {part}: {}", ended.stderr);
+        }
+    }
+    // The file is refused as a whole: no task of it was created.
+    let (_process, client) = dev(folder.path(), &[]);
+    assert_eq!(client.json(&["list"])["total"], 0);
+}
+
+#[test]
+fn a_dispatcher_says_once_that_nobody_runs_a_class() {
+    let arguments = ["dev", "--in-memory", "--listen", "127.0.0.1:0"];
+    let mut process = Process::skald_with(&arguments, &[("DISPATCHER_INTERVAL", "1")]);
+    let client = Client(process.ready_value(SOON, "api"));
+    let create = |class: &str, id: &str| {
+        let created = client.task(&["create", class, "--id", id]);
+        assert_eq!(created.code, Some(0), "{}", created.stderr);
+    };
+    let said = |class: &str| {
+        process.stderr().matches(&format!("no Skald that is online runs class {class};")).count()
+    };
+    create("Nope", "one");
+    wait_until(SOON, "the warning", || said("Nope") == 1);
+    create("Nope", "two");
+    create("Other", "three");
+    wait_until(SOON, "the other warning", || said("Other") == 1);
+    assert_eq!((said("Nope"), said("Command")), (1, 0));
 }
 
 #[test]

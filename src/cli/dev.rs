@@ -7,7 +7,7 @@ use skalds::actors::controller::SystemController;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};
-use super::serve::{ListenArgs, submit_file};
+use super::serve::{ListenArgs, WorkersFile};
 use super::skald::{SHUTDOWN, SkaldArgs, environment};
 use super::{output, stop};
 
@@ -32,11 +32,16 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let settings = environment()?.controller;
+    let workers = args.workers.as_deref().map(WorkersFile::read).transpose()?;
     let system = ActorSystem::start().map_err(Failure::failed)?;
     let inside = system.clone();
     let ran = async move {
         let folder = (!args.in_memory).then_some(args.data.as_path());
         let opened = backends::open(folder, &args.cache).await?;
+        let builder = args.skald.builder(&inside, folder)?.backends(opened.backends.clone());
+        if let Some(workers) = &workers {
+            workers.check(&builder)?;
+        }
         let controller = SystemController::builder()
             .strategy(settings.strategy)
             .intervals(settings.skald_interval, settings.task_interval, settings.dispatcher_interval)
@@ -44,12 +49,11 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             .backends(opened.backends.clone())
             .start(&inside)
             .map_err(Failure::failed)?;
-        let builder = args.skald.builder(&inside, folder)?.backends(opened.backends.clone());
         let skald = builder.start(&inside).map_err(Failure::failed)?;
         skald.ready().await;
         let server = args.listen.serve(&inside, &controller)?;
-        if let Some(file) = &args.workers {
-            submit_file(&controller, file).await?;
+        if let Some(workers) = workers {
+            workers.submit(&controller).await?;
         }
         let api = format!("http://{}", server.address());
         output::ready("dev", &[("api", &api), ("skald", &skald.id())])?;

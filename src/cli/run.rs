@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skalds::actors::ActorSystem;
+use skalds::actors::skald::SkaldError;
 use skalds::backend::DiskStorage;
 use skalds::config::env::SkaldMode;
 use skalds::config::workers_file;
@@ -62,7 +63,10 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             .mode(mode)
             .workers(workers)
             .backends(opened.backends.clone());
-        let skald = builder.start(&inside).map_err(Failure::failed)?;
+        let skald = builder.start(&inside).map_err(|error| match error {
+            SkaldError::UnknownClass { .. } => Failure::usage(format!("{name}: {error}")),
+            _ => Failure::failed(error),
+        })?;
         skald.ready().await;
         output::ready("run", &[("skald", &skald.id()), ("tasks", &ids.len())])?;
         let ended = tokio::select! {

@@ -4,8 +4,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
 use skalds::actors::controller::SystemController;
+use skalds::actors::skald::SkaldBuilder;
 use skalds::actors::{ActorSystem, TaskError};
-use skalds::config::workers_file;
+use skalds::config::workers_file::{self, WorkerEntry};
 use skalds::core::submission::NewTask;
 use skalds::web::{self, ApiServer};
 
@@ -68,31 +69,48 @@ fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> String {
     format!("{}:{}", set("SYSTEM_CONTROLLER_HOST", "127.0.0.1"), set("SYSTEM_CONTROLLER_PORT", "8000"))
 }
 
-/// Submits the tasks of a workers file that are not there yet. Says how many it has.
-pub(crate) async fn submit_file(controller: &SystemController, file: &Path) -> Result<usize, Failure> {
-    let name = file.display().to_string();
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::usage(format!("cannot read the workers file {name}: {error}")))?;
-    let workers = workers_file::parse(&name, &text).map_err(Failure::usage)?;
-    let count = workers.len();
-    for (id, worker) in workers {
-        let task = NewTask {
-            id: Some(id.clone()),
-            name: worker.name,
-            description: worker.description,
-            source: Some("YAML".to_owned()),
-            attachments: worker.attachments,
-            ..NewTask::new(worker.class_name)
-        };
-        match controller.submit(task).await {
-            Ok(_) => {}
-            Err(TaskError::Taken(_)) => {
-                tracing::info!(task = id, "this task of the workers file is there already")
-            }
-            Err(error) => return Err(Failure::failed(format!("{name}: {id}: {error}"))),
-        }
+/// The workers file of a command line: its name and what it lists.
+pub(crate) struct WorkersFile {
+    name: String,
+    workers: Vec<(String, WorkerEntry)>,
+}
+
+impl WorkersFile {
+    /// Reads it.
+    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Failure::usage(format!("cannot read the workers file {name}: {error}")))?;
+        let workers = workers_file::parse(&name, &text).map_err(Failure::usage)?;
+        Ok(WorkersFile { name, workers })
     }
-    Ok(count)
+
+    /// Refuses a file with a class that the only Skald there is does not have.
+    pub(crate) fn check(&self, skald: &SkaldBuilder) -> Result<(), Failure> {
+        skald.check_classes(&self.workers).map_err(|error| Failure::usage(format!("{}: {error}", self.name)))
+    }
+
+    /// Submits the tasks that are not there yet.
+    pub(crate) async fn submit(self, controller: &SystemController) -> Result<(), Failure> {
+        for (id, worker) in self.workers {
+            let task = NewTask {
+                id: Some(id.clone()),
+                name: worker.name,
+                description: worker.description,
+                source: Some("YAML".to_owned()),
+                attachments: worker.attachments,
+                ..NewTask::new(worker.class_name)
+            };
+            match controller.submit(task).await {
+                Ok(_) => {}
+                Err(TaskError::Taken(_)) => {
+                    tracing::info!(task = id, "this task of the workers file is there already")
+                }
+                Err(error) => return Err(Failure::failed(format!("{}: {id}: {error}", self.name))),
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,9 @@
 //! A `skald` of one's own, with a chain job written in Rust.
 
-use std::path::Path;
-use std::process::Command;
-
 use serde_json::json;
 
 use crate::support::{Process, wait_until};
 use crate::{PATIENCE, agents, orders, report, run, three_masters, words};
-
-/// The example, built as cargo builds this test.
-fn own_skald() -> String {
-    let built =
-        Command::new(env!("CARGO")).args(["build", "--locked", "--quiet", "--example", "own_skald"]).status();
-    assert!(built.expect("cargo runs").success());
-    let folder = Path::new(env!("CARGO_BIN_EXE_skald")).parent().unwrap();
-    folder.join("examples/own_skald").display().to_string()
-}
 
 #[test]
 fn a_rust_job_runs_over_agents_that_know_it_and_is_named_where_nobody_does() {
@@ -23,12 +11,12 @@ fn a_rust_job_runs_over_agents_that_know_it_and_is_named_where_nobody_does() {
     let (commands, _) = orders(300);
     cluster.load(commands);
     cluster.load((0..200).map(|number| words(&["SET", &format!("user:{number}"), "x"])));
-    let (program, url, data) = (own_skald(), cluster.url(), tempfile::tempdir().unwrap());
+    let (url, data) = (cluster.url(), tempfile::tempdir().unwrap());
     let agents: Vec<Process> = (cluster.masters().iter().enumerate())
         .map(|(number, node)| {
             let data = data.path().join(number.to_string()).display().to_string();
             let mut agent =
-                Process::program(&program, &["agent", "--redis", &node.url(), "--data", &data], &[]);
+                Process::example("own_skald", &["agent", "--redis", &node.url(), "--data", &data], &[]);
             let address = agent.ready_value(PATIENCE, "listen");
             wait_until(PATIENCE, "the agent is known", || agents::knows(node, &address));
             agent
@@ -36,7 +24,7 @@ fn a_rust_job_runs_over_agents_that_know_it_and_is_named_where_nobody_does() {
         .collect();
     let job = ["--native", "types", "--match", "*", "--combine", "sum", "--agents", "require"];
     let asked = [&["job", "run", "--redis", &url, "--json"], &job[..]].concat();
-    let ended = Process::program(&program, &asked, &[]).wait(PATIENCE);
+    let ended = Process::example("own_skald", &asked, &[]).wait(PATIENCE);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(report(&ended)["result"], json!({"hash": 300, "string": 200}));
 

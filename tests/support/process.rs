@@ -1,6 +1,7 @@
-//! The `skald` binary as a process.
+//! The `skald` binary, and the examples, as processes.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -12,7 +13,7 @@ use super::wait::wait_for;
 /// What a process wrote to one stream so far.
 type Captured = Arc<Mutex<Vec<u8>>>;
 
-/// A running `skald`. Killed when dropped; when the test is panicking, what it wrote is shown.
+/// A running `skald` or example. Killed when dropped; when the test is panicking, what it wrote is shown.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -41,11 +42,19 @@ impl Process {
 
     /// [`Process::skald`] with further environment variables.
     pub fn skald_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
-        Self::program(env!("CARGO_BIN_EXE_skald"), arguments, environment)
+        Self::program("skald", env!("CARGO_BIN_EXE_skald"), arguments, environment)
     }
 
-    /// The same with another program than `skald`.
-    pub fn program(program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+    /// Starts a built example, with environment variables.
+    pub fn example(name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        // This test is target/PROFILE/deps/NAME-HASH.
+        let test = std::env::current_exe().unwrap();
+        let program = test.parent().and_then(Path::parent).unwrap().join("examples").join(name);
+        assert!(program.is_file(), "{} is not there: run `cargo build --examples`", program.display());
+        Self::program(name, program.to_str().unwrap(), arguments, environment)
+    }
+
+    fn program(name: &str, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut child = children::spawn(program, |command| {
             command
                 .args(arguments)
@@ -59,7 +68,7 @@ impl Process {
             capture(child.stdout.take().expect("it is piped"), &stdout),
             capture(child.stderr.take().expect("it is piped"), &stderr),
         ];
-        Process { name: format!("{program} {}", arguments.join(" ")), child, stdout, stderr, readers }
+        Process { name: [&[name], arguments].concat().join(" "), child, stdout, stderr, readers }
     }
 
     /// Runs `skald ARGUMENTS…` to its end.

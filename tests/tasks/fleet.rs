@@ -9,10 +9,14 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use skalds::actors::ActorSystem;
 use skalds::actors::worker::{Outcome, TaskWorker, WorkerContext, WorkerError};
-use skalds::backend::{BackendError, Backends, Event, EventQueue, EventSubscription, TaskQuery};
+use skalds::backend::embedded::{EmbeddedEvents, EventLimits};
+use skalds::backend::{BackendError, Backends, Event, EventQueue, EventSubscription, Stored, TaskQuery};
+use skalds::core::event::{TaskEvent, write};
 use skalds::core::lifecycle::{Change, Refused, apply};
+use skalds::core::names::{TASK_ASSIGN, TASK_CANCEL, TESTING};
 use skalds::core::submission::NewTask;
 use skalds::core::task::LifecycleStatus::*;
+use skalds::core::task::Task;
 
 use crate::house::{House, PATIENCE, controller, eventually, fast_retry};
 use crate::workers;
@@ -69,6 +73,55 @@ async fn lost_events_are_found_by_the_sweeps() {
     let task = task.unwrap();
     house.backends.storage.insert(&task).await.unwrap();
     house.becomes("silent", Finished).await;
+}
+
+/// Nothing but the news that events were missed can make the Skald look: all periods are an hour, and no event is left.
+#[tokio::test]
+async fn a_skald_that_missed_events_catches_up_from_storage() {
+    let hour = Duration::from_secs(3_600);
+    let mut backends = Backends::in_memory().unwrap();
+    backends.events =
+        Arc::new(EmbeddedEvents::with_limits(EventLimits { events: 3, ..EventLimits::default() }));
+    let system = ActorSystem::builder().arbiters(2).start().unwrap();
+    let seldom = controller(&backends).intervals(hour, hour, hour).start(&system).unwrap();
+    let house = House { controller: seldom, backends, system };
+    let _skald = house.run(workers::all(house.skald("a")).sync_period(hour)).await;
+    house.submit(NewTask::new("Wait").id("held")).await;
+    let held = house.becomes("held", Running).await;
+    tokio::time::sleep(Duration::from_millis(300)).await; // what it looks for when it starts is over
+
+    let now = house.system.clock().now_millis();
+    let assign = Change::Assign { executor: "a".into() };
+    let assigned = apply(&Task::new("assigned", "Wait", now), &assign, now, &fast_retry()).unwrap();
+    house.backends.storage.insert(&assigned).await.unwrap();
+    let mut held = held;
+    loop {
+        let cancelled = apply(&held, &Change::Cancel, now, &fast_retry()).unwrap();
+        match house.backends.storage.replace(&cancelled, held.skalds.revision).await.unwrap() {
+            Stored::Done => break,
+            Stored::Stale(newer) => held = newer,
+            Stored::Missing => panic!("it is there"),
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await; // nothing may happen meanwhile
+    assert_eq!(house.get("assigned").await.lifecycle_status, Assigning, "nothing told the Skald");
+    assert_eq!(house.get("held").await.lifecycle_status, Running, "nothing told the Skald");
+
+    // What says so is pushed out by what comes after it, all in one go.
+    let event = |topic: &str, id: &str| Event {
+        topic: topic.into(),
+        key: id.into(),
+        value: write(&TaskEvent::about(id, now)),
+    };
+    let mut events = vec![event(TASK_ASSIGN, "assigned"), event(TASK_CANCEL, "held")];
+    events.extend((0..3).map(|_| Event {
+        topic: TESTING.into(),
+        key: b"k".to_vec(),
+        value: b"noise".to_vec(),
+    }));
+    house.backends.events.publish(&events).await.unwrap();
+    house.becomes("held", Cancelled).await;
+    house.becomes("assigned", Running).await;
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use skalds::actors::ActorSystem;
-use skalds::actors::skald::Skald;
+use skalds::actors::skald::{Skald, SkaldError};
 use skalds::config::env::SkaldMode;
 use skalds::config::workers_file::parse;
 use skalds::core::submission::NewTask;
@@ -123,6 +123,28 @@ async fn a_file_that_lists_nothing_is_refused() {
         error.to_string(),
         "a skald in mode edge runs what its workers file lists, and it lists nothing"
     );
+}
+
+#[tokio::test]
+async fn a_file_with_a_class_that_the_skald_does_not_have_is_refused() {
+    let system = ActorSystem::start().unwrap();
+    let file = "TaskWorkers:\n  good: { className: Echo }\n  bad: { className: Nope }\n";
+    let start = |mode| {
+        let workers = parse("workers.yml", file).unwrap();
+        Skald::builder()
+            .register::<workers::Echo>("Echo")
+            .register::<workers::Wait>("Wait")
+            .mode(mode)
+            .workers(workers)
+    };
+    let error = start(SkaldMode::Edge).start(&system).unwrap_err();
+    assert_eq!(error.to_string(), "bad: there is no worker class \"Nope\"; known here: Echo, Wait");
+    assert!(matches!(error, SkaldError::UnknownClass { .. }));
+    // A single process runs the first only, a node none of them.
+    for mode in [SkaldMode::SingleProcess, SkaldMode::Node] {
+        start(mode).start(&system).unwrap();
+    }
+    system.shutdown(Duration::from_secs(5)).await;
 }
 
 impl House {

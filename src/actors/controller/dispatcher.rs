@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
 use super::builder::Shared;
+use super::unrunnable::Unrunnable;
 use crate::actors::tasks::{Changed, TaskError};
 use crate::backend::{BackendError, CacheWrite, Event, MAX_PAGE, TaskOrder, TaskQuery};
 use crate::core::event::{TaskEvent, write};
@@ -47,6 +48,7 @@ impl Dispatcher {
         let clock = &self.shared.tasks.clock;
         let mut sweeps = clock.interval(self.shared.timing.dispatcher_interval);
         let mut offset = 0;
+        let mut unrunnable = Unrunnable::default();
         loop {
             match self.round().await {
                 Ok(more) => {
@@ -61,7 +63,7 @@ impl Dispatcher {
                 () = self.shared.dispatch.notified() => {}
                 () = clock.sleep(self.next_due()) => {}
                 () = sweeps.tick() => {
-                    if let Err(error) = self.sweep(&mut offset).await {
+                    if let Err(error) = self.sweep(&mut offset, &mut unrunnable).await {
                         tracing::warn!(%error, "waiting tasks could not be searched; trying again");
                     }
                 }
@@ -120,8 +122,8 @@ impl Dispatcher {
     /// The Skalds that take tasks, with what they hold.
     fn candidates(&self) -> Vec<Candidate> {
         let fleet = Arc::clone(&self.shared.fleet.borrow());
-        let nodes = fleet.skalds.values().filter(|skald| skald.online && skald.mode == "node");
-        nodes
+        fleet
+            .nodes()
             .map(|skald| Candidate {
                 id: skald.id.clone(),
                 classes: skald.classes.iter().cloned().collect(),
@@ -253,8 +255,8 @@ impl Dispatcher {
     }
 
     /// Looks at a page of all waiting tasks, also of classes that nobody runs: for deadlines, for what can never start,
-    /// and for when tasks become due.
-    async fn sweep(&self, offset: &mut u64) -> Result<(), TaskError> {
+    /// for when tasks become due, and for classes without a Skald.
+    async fn sweep(&self, offset: &mut u64, unrunnable: &mut Unrunnable) -> Result<(), TaskError> {
         let now = self.shared.tasks.clock.now_millis();
         let query = TaskQuery {
             statuses: vec![LifecycleStatus::Created],
@@ -269,12 +271,23 @@ impl Dispatcher {
             *offset = 0;
         }
         let mut dependencies = Dependencies::default();
+        let mut waiting = BTreeSet::new();
         for task in &page.tasks {
             match crate::core::lifecycle::not_before(task).filter(|at| *at > now) {
                 Some(at) => self.shared.becomes_due(at),
                 None => {
-                    self.may_start(task, now, &mut dependencies).await?;
+                    if self.may_start(task, now, &mut dependencies).await? {
+                        waiting.insert(&task.class_name[..]);
+                    }
                 }
+            }
+        }
+        let fleet = Arc::clone(&self.shared.fleet.borrow());
+        if fleet.known {
+            let nodes = fleet.nodes();
+            let runs = nodes.flat_map(|skald| skald.classes.iter().map(String::as_str)).collect();
+            for class in unrunnable.look(&waiting, &runs) {
+                tracing::warn!(class, "no Skald that is online runs class {class}; its tasks wait for one");
             }
         }
         Ok(())

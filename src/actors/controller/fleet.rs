@@ -44,10 +44,17 @@ pub struct SkaldInfo {
 /// All Skalds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Fleet {
+    /// It was read; `false` when nothing is known of it yet.
+    pub(crate) known: bool,
     pub(crate) skalds: BTreeMap<String, SkaldInfo>,
 }
 
 impl Fleet {
+    /// Those that take what a dispatcher gives them.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &SkaldInfo> {
+        self.skalds.values().filter(|skald| skald.online && skald.mode == "node")
+    }
+
     pub(crate) fn holder(&self, executor: &str) -> Holder {
         match self.skalds.get(executor) {
             Some(skald) if skald.gone => Holder::Gone,
@@ -122,7 +129,7 @@ impl FleetReader {
             .flat_map(|id| [names::skald_heartbeat(id).into_bytes(), names::skald_tasks(id).into_bytes()])
             .collect();
         let mut values = cache.get_strings(&keys).await?;
-        let mut fleet = Fleet::default();
+        let mut fleet = Fleet { known: true, ..Fleet::default() };
         let lists: Vec<Vec<u8>> = ids.iter().map(|id| names::skald_classes(id).into_bytes()).collect();
         let lists = join_all(lists.iter().map(|key| cache.get_list(key, 0, MAX_CLASSES))).await;
         for ((index, id), classes) in ids.into_iter().enumerate().zip(lists) {

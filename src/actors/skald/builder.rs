@@ -40,6 +40,16 @@ pub enum SkaldError {
         /// The mode.
         mode: &'static str,
     },
+    /// A worker of its file is of a class that it does not have, and nobody else would run it.
+    #[error("{task}: there is no worker class {class:?}; known here: {}", known.join(", "))]
+    UnknownClass {
+        /// The entry.
+        task: String,
+        /// The class that it names.
+        class: String,
+        /// All classes of the Skald, sorted.
+        known: Vec<String>,
+    },
 }
 
 /// See [`Skald::builder`].
@@ -151,7 +161,7 @@ impl SkaldBuilder {
     }
 
     /// `REDIS_SYNC_PERIOD`: how often it says what it runs, and looks in storage for what an event should have told it
-    /// (3 s unless said otherwise).
+    /// (3 s unless said otherwise). Told that it has missed events, it looks at once, whatever this says.
     pub fn sync_period(mut self, period: Duration) -> Self {
         self.timing.sync = period;
         self
@@ -178,15 +188,35 @@ impl SkaldBuilder {
         self
     }
 
+    /// Refuses the first of these workers whose class the Skald does not have, as [`start`](Self::start) does with its own.
+    pub fn check_classes<'a>(
+        &self,
+        workers: impl IntoIterator<Item = &'a (String, WorkerEntry)>,
+    ) -> Result<(), SkaldError> {
+        match workers.into_iter().find(|(_, worker)| !self.classes.has(&worker.class_name)) {
+            Some((task, worker)) => Err(SkaldError::UnknownClass {
+                task: task.clone(),
+                class: worker.class_name.clone(),
+                known: self.classes.names().map(str::to_owned).collect(),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Starts it. It connects by itself, and again when a service comes back; see [`Skald::ready`].
     pub fn start(self, system: &ActorSystem) -> Result<Skald, SkaldError> {
+        if self.mode != SkaldMode::Node && self.workers.is_empty() {
+            return Err(SkaldError::NoWorkers { mode: self.mode.word() });
+        }
+        self.check_classes(match self.mode {
+            SkaldMode::Node => &[],
+            SkaldMode::Edge => &self.workers[..],
+            SkaldMode::SingleProcess => &self.workers[..1], // the others are not run
+        })?;
         let mut id = self.id.unwrap_or_else(made_up_id);
         check_name("skald id", &id)?;
         if self.mode == SkaldMode::SingleProcess {
             id = format!("[SP]{id}"); // as the Python package does
-        }
-        if self.mode != SkaldMode::Node && self.workers.is_empty() {
-            return Err(SkaldError::NoWorkers { mode: self.mode.word() });
         }
         let backends = match self.backends {
             Some(backends) => backends,

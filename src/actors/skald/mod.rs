@@ -23,7 +23,7 @@ mod table;
 use std::fmt;
 use std::sync::Arc;
 
-pub use builder::SkaldBuilder;
+pub use builder::{SkaldBuilder, SkaldError};
 
 use self::actor::SkaldActor;
 use self::core::SkaldCore;

@@ -18,6 +18,41 @@ use crate::actors::error::panic_text;
 /// A thread cannot be ended from outside. Work that has not ended within the grace period after it was asked to stop is
 /// given up: the task ends as if it had stopped, a warning is logged, and nothing that the thread says counts any more.
 /// Work that must be ended whatever it does runs as a program: [`Command`](super::command::Command).
+///
+/// There is `run` and nothing else. The hooks (`before`, `update`, `after`, `on_error`, `release`) are those of the async
+/// [`TaskWorker`]. A worker that needs them and blocks is a `TaskWorker` that hands its blocking parts to
+/// [`ActorSystem::run_blocking`](crate::actors::ActorSystem::run_blocking), which it gets where its class is registered:
+///
+/// ```
+/// use skalds::actors::ActorSystem;
+/// use skalds::actors::worker::{Outcome, TaskWorker, WorkerClasses, WorkerContext, WorkerError};
+///
+/// struct Index { system: ActorSystem, entries: u64 }
+///
+/// #[async_trait::async_trait]
+/// impl TaskWorker for Index {
+///     async fn before(&mut self, _: &WorkerContext) -> Result<(), WorkerError> {
+///         self.entries = self.system.run_blocking(|| 1_000).await?; // opens a file
+///         Ok(())
+///     }
+///
+///     async fn run(&self, ctx: &WorkerContext) -> Result<Outcome, WorkerError> {
+///         let (entries, stop) = (self.entries, ctx.clone());
+///         let sum = self.system.run_blocking(move || {
+///             // A thread sees the cancel, too, if it looks; dropped or not, the code runs to its end.
+///             (0..entries).take_while(|_| !stop.is_cancelled()).sum::<u64>()
+///         });
+///         Outcome::with(&sum.await?)
+///     }
+/// }
+///
+/// fn register(classes: &mut WorkerClasses, system: &ActorSystem) {
+///     let system = system.clone();
+///     classes.register_with("Index", move |_| Ok(Index { system: system.clone(), entries: 0 }));
+/// }
+/// ```
+///
+/// The threads of `run_blocking` are a bounded pool that the whole system shares; a `BlockingTaskWorker` has one of its own.
 pub trait BlockingTaskWorker: Send + 'static {
     /// The work, from first to last. What it took is given back by its `Drop`.
     fn run(&mut self, ctx: &BlockingContext) -> Result<Outcome, WorkerError>;

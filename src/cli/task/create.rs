@@ -82,7 +82,7 @@ impl AttachmentArgs {
     }
 }
 
-fn parse_object(source: &str) -> Result<Map<String, Value>, Failure> {
+pub(super) fn parse_object(source: &str) -> Result<Map<String, Value>, Failure> {
     let cannot =
         |what: &str, error: &dyn std::fmt::Display| Failure::usage(format!("cannot read {what}: {error}"));
     let text = match (source, source.strip_prefix('@')) {
@@ -99,7 +99,7 @@ fn parse_object(source: &str) -> Result<Map<String, Value>, Failure> {
 }
 
 /// `NAME=VALUE`.
-fn attachment(text: &str) -> Result<(String, Value), String> {
+pub(super) fn attachment(text: &str) -> Result<(String, Value), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     if name.is_empty() {
         return Err("expected a name before the =".to_owned());

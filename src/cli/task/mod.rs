@@ -31,7 +31,8 @@ enum Command {
     Show(ShowArgs),
     /// Cancel tasks, for good
     Cancel(CancelArgs),
-    /// Give a task other attachments; a running worker gets them at once
+    /// Change a task's attachments; a running worker gets them at once
+    #[command(after_help = UPDATE)]
     Update(UpdateArgs),
 }
 
@@ -76,12 +77,20 @@ struct CancelArgs {
     ids: Vec<String>,
 }
 
+const UPDATE: &str = "\
+With --attach alone the attachments that it does not name stay as they are. They are read, changed and written back: what
+somebody else changes in between is lost. With --attachments they are replaced, and --attach is set on top.";
+
 #[derive(Debug, clap::Args)]
 struct UpdateArgs {
     /// The task's id
     id: String,
-    #[command(flatten)]
-    attachments: create::AttachmentArgs,
+    /// Replace all attachments: a JSON object, @FILE that holds one, or - for standard input
+    #[arg(long, value_name = "JSON|@FILE|-")]
+    attachments: Option<String>,
+    /// Set one attachment, keep the others; VALUE is JSON where it can be, else text. May be given several times
+    #[arg(short, long = "attach", value_name = "NAME=VALUE", value_parser = create::attachment)]
+    attach: Vec<(String, Value)>,
 }
 
 pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
@@ -162,10 +171,16 @@ fn cancel(api: &Api, ids: &[String]) -> Result<Exit, Failure> {
 }
 
 fn update(api: &Api, args: UpdateArgs) -> Result<Exit, Failure> {
-    let Some(attachments) = args.attachments.read()? else {
-        return Err(Failure::usage("name the new attachments with --attachments or --attach"));
+    let path = path(&args.id);
+    let mut attachments = match &args.attachments {
+        Some(text) => create::parse_object(text)?,
+        None if args.attach.is_empty() => {
+            return Err(Failure::usage("name the new attachments with --attachments or --attach"));
+        }
+        None => TaskView::read(&api.get(&path)?)?.attachments.unwrap_or_default(),
     };
-    api.put(&format!("{}/attachments", path(&args.id)), &json!({ "attachments": attachments }))?;
+    attachments.extend(args.attach);
+    api.put(&format!("{path}/attachments"), &json!({ "attachments": attachments }))?;
     output::line(&args.id)?;
     Ok(Exit::Finished)
 }
