@@ -32,7 +32,7 @@ pub struct JobReport {
     pub error: Option<String>,
 }
 
-/// How many keys.
+/// How many keys; of a job that did not finish also those that chains on their way had told of, which are in no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyCounts {
@@ -44,7 +44,7 @@ pub struct KeyCounts {
     pub errors: u64,
 }
 
-/// How many units.
+/// How many units; of a job that did not finish also those that chains on their way had told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnitCounts {

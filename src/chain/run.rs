@@ -44,6 +44,7 @@ use self::end::Ending;
 pub use self::record::{Goal, LiveChain, MAX_REPORTS, PartKey, RunOutcome, RunRecord, Settled, SettledPart};
 use super::job::JobSpec;
 use super::message::{Attach, EndReason, Message};
+use super::state::Tally;
 use crate::core::task::Millis;
 
 /// The coordinator's state machine for one job.
@@ -185,7 +186,11 @@ impl RunMachine {
                         {
                             watch.heard_at = now;
                             watch.position = watch.position.max(progress.position);
-                            watch.units = watch.units.max(progress.units_done);
+                            // A hop that began again after a crash tells less for a while.
+                            if progress.units_done >= watch.units {
+                                watch.units = progress.units_done;
+                                watch.tally = progress.tally;
+                            }
                         }
                         return;
                     }
@@ -252,13 +257,28 @@ impl RunMachine {
         &self.record
     }
 
-    /// Units done: those folded, and those that chains on their way have reported.
+    /// Units done: those folded, and those that chains on their way have reported; once the end has been decided on,
+    /// those of then.
     pub fn units_done(&self) -> u64 {
-        let settled = self.record.units_settled();
-        match self.record.goal {
-            Goal::Slots(_) => settled + self.watches.values().map(|watch| watch.units).sum::<u64>(),
-            Goal::Sequence => self.watches.values().map(|watch| watch.units).fold(settled, u64::max),
+        if let Some(ending) = &self.record.ending {
+            return ending.units;
         }
+        let settled = self.record.units_settled();
+        let under_way = self.watches.values().map(|watch| watch.units);
+        match &self.record.goal {
+            Goal::Slots(slots) => (settled + under_way.sum::<u64>()).min(slots.len().into()),
+            Goal::Sequence => under_way.fold(settled, u64::max),
+        }
+    }
+
+    /// Counters over [`RunMachine::units_done`].
+    pub fn tally(&self) -> Tally {
+        if let Some(ending) = &self.record.ending {
+            return ending.tally;
+        }
+        let mut tally = self.record.settled.tally;
+        self.watches.values().for_each(|watch| tally.add(&watch.tally));
+        tally
     }
 
     /// All that follows from how things stand.

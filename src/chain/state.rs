@@ -86,6 +86,15 @@ pub struct Tally {
     pub errors: u64,
 }
 
+impl Tally {
+    /// Counts what another has counted.
+    pub(crate) fn add(&mut self, more: &Tally) {
+        self.visited = self.visited.saturating_add(more.visited);
+        self.matched = self.matched.saturating_add(more.matched);
+        self.errors = self.errors.saturating_add(more.errors);
+    }
+}
+
 /// A key that the step failed on, or a unit that could not be done.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct KeyError {

@@ -106,6 +106,8 @@ impl Script {
             " (is it declared with `local` above, and spelled right?)"
         } else if message.contains("non local key") {
             " (a step may only touch keys of the slot of the key that it is given)"
+        } else if message.contains("Write commands are not allowed from read-only scripts") {
+            " (say --write if it is meant to)"
         } else {
             ""
         };

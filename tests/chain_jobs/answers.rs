@@ -58,6 +58,12 @@ fn counts_equal_the_truth_with_and_without_agents() {
     }
     // From agent to agent to agent; the end of the job may come before the coordinator's own acknowledgement.
     assert!((2.0..=3.0).contains(&handed_on), "{handed_on} hops were handed on");
+    let url = cluster.url();
+    let printed = Process::run(PATIENCE, &[&["job", "run", "--redis", &url], &count_by[..]].concat());
+    assert!(printed.stdout.contains("AGENT"), "{}", printed.stdout);
+    for agent in &agents.all {
+        assert!(printed.stdout.contains(&agent.address), "{}", printed.stdout);
+    }
 }
 
 #[test]
@@ -175,6 +181,15 @@ fn lists_walks_lua_and_raw_scripts_give_what_they_should() {
     assert_eq!(counted["result"], 300);
     let notes = counted["hops"][0]["notes"].to_string();
     assert!(notes.contains("exact"), "the report says what a raw script cannot promise: {notes}");
+    let url = cluster.url();
+    let raw = ["job", "run", "--redis", &url, "--raw", &raw, "--yes-blocking", "--match", "n:*"];
+    let printed = Process::run(PATIENCE, &raw);
+    assert_eq!(
+        printed.stdout.matches("note: a whole-node script is not exact while slots move").count(),
+        1,
+        "{}",
+        printed.stdout
+    );
 }
 
 #[test]

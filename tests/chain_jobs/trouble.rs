@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::{RedisServer, Version, free_port};
+use crate::support::{Process, RedisServer, Version, free_port, wait_until};
 use crate::{PATIENCE, report, run, three_masters, words};
 
 /// A job that must fail, its report, and what it says.
@@ -103,6 +103,31 @@ fn slots_that_nobody_serves_are_named() {
 }
 
 #[test]
+fn a_task_that_ends_without_a_report_is_still_one_object() {
+    let server = RedisServer::start(Version::V8, &[]);
+    let (data, redis) = (tempfile::tempdir().unwrap(), server.url());
+    let data = data.path().to_str().unwrap();
+    // No Skald: nobody ever begins the job.
+    let start = ["controller", "--listen", "127.0.0.1:0", "--data", data, "--redis", &redis];
+    let mut controller = Process::skald(&start);
+    let api = controller.ready_value(PATIENCE, "api");
+    let job = Process::skald(
+        &[
+            &["job", "run", "--submit", "--json", "--api", &api, "--redis", &redis, "--id", "waits"][..],
+            &["count", "--match", "*"],
+        ]
+        .concat(),
+    );
+    let cancel = || Process::run(PATIENCE, &["job", "cancel", "waits", "--api", &api]).code == Some(0);
+    wait_until(PATIENCE, "the job can be cancelled", cancel);
+    let ended = job.wait(PATIENCE);
+    let report = report(&ended);
+    assert_eq!((ended.code, &report["status"]), (Some(130), &"Cancelled".into()), "{report:#}");
+    assert_eq!((&report["id"], &report["partial"]), (&"waits".into(), &true.into()), "{report:#}");
+    assert!(report["error"].as_str().unwrap().contains("was cancelled"), "{report:#}");
+}
+
+#[test]
 fn nonsense_is_a_usage_error() {
     for arguments in
         [&["count"][..], &["frobnicate", "--match", "*"], &["count", "--match", "*", "--chains", "0"]]
@@ -111,7 +136,7 @@ fn nonsense_is_a_usage_error() {
         assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.stderr);
         assert!(!ended.stderr.is_empty());
     }
-    let ended = crate::support::Process::run(PATIENCE, &["job", "run", "count", "--match", "*"]);
+    let ended = Process::run(PATIENCE, &["job", "run", "count", "--match", "*"]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("--redis"), "{}", ended.stderr);
 }

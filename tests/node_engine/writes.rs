@@ -202,7 +202,7 @@ fn a_server_restarted_under_a_scan_is_scanned_again_or_refused() {
 
 #[test]
 fn a_reading_job_cannot_write() {
-    for version in [Version::V8, Version::V7_0] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
         let place = Place::cluster(version);
         place.load(strings("user:", 10));
         runtime().block_on(async {
@@ -216,6 +216,7 @@ fn a_reading_job_cannot_write() {
                 "{}",
                 failed.reason
             );
+            assert!(failed.reason.ends_with("(say --write if it is meant to)"), "{}", failed.reason);
         });
         values_are(&place, "user:", 10, 0);
     }

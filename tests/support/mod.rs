@@ -20,4 +20,4 @@ pub use load::{Command, load};
 pub use ports::free_port;
 pub use process::{Finished, Process};
 pub use server::{RedisServer, Version};
-pub use wait::{wait_for, wait_until, wait_until_async};
+pub use wait::{holds_for, wait_for, wait_until, wait_until_async};

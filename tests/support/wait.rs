@@ -23,6 +23,16 @@ pub fn wait_for<T>(deadline: Duration, what: &str, mut attempt: impl FnMut() -> 
     }
 }
 
+/// Looks again and again for as long as `time`; panics with `what` when `condition` does not hold.
+#[track_caller]
+pub fn holds_for(time: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::thread::sleep(PAUSE);
+        assert!(condition(), "it did not stay so that {what}");
+    }
+}
+
 /// [`wait_until`] inside a tokio runtime.
 pub async fn wait_until_async<F, C>(deadline: Duration, what: &str, mut condition: F)
 where

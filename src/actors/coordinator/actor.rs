@@ -23,7 +23,7 @@ use crate::chain::message::{ChainId, Hello, Message, PROTOCOL, Progress, Role};
 use crate::chain::plan::Explanation;
 use crate::chain::report::JobReport;
 use crate::chain::run::{Goal, RunConfig, RunEffect, RunInput, RunMachine, RunOutcome, RunRecord};
-use crate::chain::state::{NodeId, Tally};
+use crate::chain::state::NodeId;
 use crate::core::task::LifecycleStatus;
 use crate::node;
 
@@ -127,9 +127,13 @@ impl CoordinatorActor {
         }));
     }
 
-    /// The job ends before it has begun.
+    /// The job ends before it has begun, or because the coordinator cannot go on with it.
     fn refuse(&mut self, reason: &str, cancelled: bool, ctx: &mut Context<Self>) {
-        self.tell(result::refused(&self.task.job, reason, cancelled), ctx);
+        let mut report = result::refused(&self.task.job, reason, cancelled);
+        if let Some(machine) = &self.machine {
+            result::how_far(&mut report, machine.record(), machine.units_done(), machine.tally());
+        }
+        self.tell(report, ctx);
     }
 
     fn tell(&mut self, report: JobReport, ctx: &mut Context<Self>) {
@@ -299,10 +303,6 @@ impl CoordinatorActor {
     fn publish(&self) {
         let Some(machine) = &self.machine else { return };
         let record = machine.record();
-        let mut tally = record.settled.tally;
-        for progress in self.heard.values() {
-            add(&mut tally, &progress.tally);
-        }
         let progress = JobProgress {
             phase: match (self.ending || record.ending.is_some(), record.live.is_empty()) {
                 (true, _) => JobPhase::Ending,
@@ -312,7 +312,7 @@ impl CoordinatorActor {
             epoch: record.plan_number(record.epoch),
             units_done: machine.units_done(),
             units_total: result::units_total(&record.spec, &record.goal),
-            tally,
+            tally: machine.tally(),
             at: self.heard.values().map(|progress| self.address_of(&progress.node)).collect(),
             plan: self.explanation.clone(),
         };
@@ -359,12 +359,6 @@ async fn first_look(task: &Task) -> Result<Goal, String> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-}
-
-fn add(tally: &mut Tally, more: &Tally) {
-    tally.visited += more.visited;
-    tally.matched += more.matched;
-    tally.errors += more.errors;
 }
 
 impl Actor for CoordinatorActor {

@@ -11,7 +11,7 @@ use crate::chain::job::{Combine, JobSpec, Step, Target};
 use crate::chain::message::EndReason;
 use crate::chain::report::JobReport;
 use crate::chain::run::{Goal, RunOutcome, RunRecord, Settled};
-use crate::chain::state::{HopReport, NodeId, PlanNode};
+use crate::chain::state::{HopReport, NodeId, PlanNode, Tally};
 use crate::chain::value::Value;
 use crate::core::task::LifecycleStatus;
 use crate::node::{self, NodeError, StepRunner};
@@ -39,6 +39,15 @@ pub(super) fn units_total(job: &JobSpec, goal: &Goal) -> Option<u64> {
     }
 }
 
+/// Says how far the job came.
+pub(super) fn how_far(report: &mut JobReport, record: &RunRecord, units: u64, tally: Tally) {
+    let total = units_total(&record.spec, &record.goal);
+    report.units.done = total.map_or(units, |total| units.min(total));
+    report.units.total = total.unwrap_or(units);
+    report.keys = tally.into();
+    report.plan.epoch = record.plan_number(record.epoch);
+}
+
 /// The report of a job that is over.
 pub(super) async fn report(
     task: &Task,
@@ -51,14 +60,10 @@ pub(super) async fn report(
         EndReason::Failed => LifecycleStatus::Failed,
         EndReason::Cancelled => LifecycleStatus::Cancelled,
     };
-    let done = record.units_settled();
     let mut report = JobReport::new(&record.spec.id, status);
     report.partial = outcome.partial || status != LifecycleStatus::Finished;
     report.error = outcome.reason.clone();
-    report.units.done = done;
-    report.units.total = units_total(&record.spec, &record.goal).unwrap_or(done);
-    report.plan.epoch = record.plan_number(record.epoch);
-    report.keys = record.settled.tally.into();
+    how_far(&mut report, &record, outcome.units, outcome.tally);
     let name = |node: &NodeId| addresses.get(node).unwrap_or(node).clone();
     for hop in &record.settled.reports {
         let hop = HopReport { epoch: record.plan_number(hop.epoch), ..hop.clone() };

@@ -7,7 +7,7 @@ use super::record::SettleError;
 use super::{Backoff, LiveChain, RunEffect, RunMachine};
 use crate::chain::job::Target;
 use crate::chain::message::{ChainId, EndReason, Message, Recalled, Refuse, RefuseReason};
-use crate::chain::state::{HopId, JobState, KeyError};
+use crate::chain::state::{HopId, JobState, KeyError, Tally};
 use crate::core::task::Millis;
 
 /// What is known of a live chain.
@@ -21,7 +21,9 @@ pub(super) struct Watch {
     pub(super) nudge: Backoff,
     /// The highest hop that an agent has reported to hold.
     pub(super) position: u32,
+    /// The most units that were reported as done, and the counters that came with them.
     pub(super) units: u64,
+    pub(super) tally: Tally,
     pub(super) recall: Option<Recall>,
 }
 
@@ -93,7 +95,15 @@ impl RunMachine {
 
     pub(super) fn watch(&mut self, now: Millis, chain: &LiveChain) {
         let nudge = Backoff::new(now, &self.config);
-        let watch = Watch { since: self.version, heard_at: now, nudge, position: 0, units: 0, recall: None };
+        let watch = Watch {
+            since: self.version,
+            heard_at: now,
+            nudge,
+            position: 0,
+            units: 0,
+            tally: Tally::default(),
+            recall: None,
+        };
         self.watches.insert((chain.epoch, chain.chain), watch);
     }
 

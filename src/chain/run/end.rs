@@ -23,8 +23,9 @@ impl RunMachine {
             return;
         }
         let partial = !self.record.is_complete() || self.record.settled.tally.errors > 0;
+        let (units, tally) = (self.units_done(), self.tally());
         let record = self.change();
-        record.ending = Some(RunOutcome { status, reason, partial, unconfirmed: Vec::new() });
+        record.ending = Some(RunOutcome { status, reason, partial, units, tally, unconfirmed: Vec::new() });
         record.live.clear();
         self.watches.clear();
         self.planning = false;

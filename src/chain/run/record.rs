@@ -91,6 +91,10 @@ pub struct RunOutcome {
     pub reason: Option<String>,
     /// The result does not cover all units, or keys failed.
     pub partial: bool,
+    /// Units done: those folded, and those that the chains on their way had told of when the end was decided on.
+    pub units: u64,
+    /// Counters over the same.
+    pub tally: Tally,
     /// Agents that could not be told: what they held of the job may still run there until they are reached.
     pub unconfirmed: Vec<String>,
 }
@@ -337,9 +341,7 @@ impl Settled {
     }
 
     fn add_counters(&mut self, state: &JobState) {
-        self.tally.visited += state.tally.visited;
-        self.tally.matched += state.tally.matched;
-        self.tally.errors += state.tally.errors;
+        self.tally.add(&state.tally);
         let errors = state.errors.iter().take(MAX_ERRORS.saturating_sub(self.errors.len()));
         self.errors.extend(errors.cloned());
         let reports = state.reports.iter().take(MAX_REPORTS.saturating_sub(self.reports.len()));

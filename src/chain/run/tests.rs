@@ -195,8 +195,14 @@ fn a_job_goes_through() {
     rig.receive("a0", ended());
     rig.receive("a1", ended());
     let out = rig.persisted();
-    let expected =
-        RunOutcome { status: EndReason::Finished, reason: None, partial: false, unconfirmed: vec![] };
+    let expected = RunOutcome {
+        status: EndReason::Finished,
+        reason: None,
+        partial: false,
+        units: 2,
+        tally: Tally { visited: 2, matched: 0, errors: 0 },
+        unconfirmed: vec![],
+    };
     assert_eq!(outcome(&out), &expected);
     assert_eq!(outcome(&rig.restart()), &expected);
     assert_eq!(rig.machine.alarm_at(), None);
@@ -463,6 +469,40 @@ fn a_cancel_is_durable_then_told_then_final() {
     assert_eq!((outcome.status, &outcome.unconfirmed[..]), (EndReason::Cancelled, &["a1".to_owned()][..]));
     assert_eq!(rig.input(RunInput::Cancel), []);
     assert!(!rig.disk.clone().unwrap().retry(), "for good");
+}
+
+#[test]
+fn a_job_that_did_not_finish_says_how_far_it_came() {
+    let mut rig = Rig::new(9, Access::Read);
+    let (first, second) = (chain(1, 0, 0, 1), chain(1, 1, 2, 9));
+    rig.planned(1, vec![first.clone(), second.clone()]);
+    rig.persisted();
+    let told = |units_done| {
+        let tally = Tally { visited: 10 * units_done, matched: units_done, errors: 0 };
+        Message::Progress(Progress {
+            chain: ChainId::of(&second),
+            position: 0,
+            node: "n2".into(),
+            tally,
+            units_done,
+        })
+    };
+    rig.receive("a2", told(3));
+    rig.receive("a2", told(2)); // it was killed, and goes on from its checkpoint
+    rig.returns("a1", &back(&first, &[0, 1]));
+    rig.persisted();
+    rig.input(RunInput::Cancel);
+    rig.persisted();
+    rig.receive("a2", told(4)); // too late: the end is decided on
+    let expected = (5, Tally { visited: 32, matched: 3, errors: 0 });
+    assert_eq!((rig.machine.units_done(), rig.machine.tally()), expected);
+    while rig.writing.is_none() {
+        rig.wait();
+    }
+    let out = rig.persisted();
+    let outcome = outcome(&out);
+    assert_eq!((outcome.units, outcome.tally, outcome.partial), (expected.0, expected.1, true));
+    assert_eq!(rig.settled(), [0, 1], "the result has only what came back");
 }
 
 #[test]

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 use skalds::actors::{ActorSystem, JobOptions, JobRun, explain};
 use skalds::chain::job::JobSpec;
 use skalds::chain::report::JobReport;
+use skalds::core::task::LifecycleStatus;
 
 use super::spec::JobArgs;
-use super::watch::{self, Watch};
+use super::watch::{self, Lines, Watch};
 use super::{report_of, show, task_path};
 use crate::cli::api::{Api, ApiArgs};
 use crate::cli::exit::{Exit, Failure};
@@ -38,7 +39,7 @@ pub(super) struct RunArgs {
     /// With --submit: print the id and do not wait
     #[arg(long, requires = "submit")]
     detach: bool,
-    /// Print one JSON object
+    /// Print one JSON object; progress goes to standard error
     #[arg(long)]
     json: bool,
     /// Show no progress
@@ -88,7 +89,7 @@ pub(super) fn run(args: RunArgs) -> Result<Exit, Failure> {
     let options = options(&args.redis)?;
     let job = args.job.into_spec(id).map_err(Failure::usage)?;
     let system = ActorSystem::start().map_err(Failure::failed)?;
-    let (quiet, inside) = (args.quiet || args.json, system.clone());
+    let (quiet, inside) = (args.quiet, system.clone());
     let report = system.block_on(async move {
         let report = follow(&inside, job, options, quiet).await;
         inside.shutdown(SHUTDOWN).await;
@@ -124,6 +125,7 @@ async fn follow(
                 return report.map_err(Failure::failed);
             }
             Ok(()) = progress.changed() => watch.show(&progress.borrow_and_update()),
+            () = watch.wait() => watch.line(&progress.borrow()),
             Ok(()) = tokio::signal::ctrl_c() => {
                 if cancelled {
                     return Err(Failure::Cancelled("left at once: what was under way may still end on the nodes".into()));
@@ -150,22 +152,46 @@ fn submit(args: RunArgs, id: String) -> Result<Exit, Failure> {
     });
     api.post("/api/tasks", &task)?;
     if args.detach {
-        output::line(&id)?;
+        match args.json {
+            true => output::json(&json!({ "id": id }))?,
+            false => output::line(&id)?,
+        }
         return Ok(Exit::Finished);
     }
+    let mut teller = Teller { quiet: args.quiet, lines: Lines::new(args.quiet), last: String::new() };
     loop {
         let task = api.get(&task_path(&id))?;
         let status = task.get("lifecycleStatus").and_then(Value::as_str).unwrap_or_default();
         if matches!(status, "Finished" | "Failed" | "Cancelled") {
             return match report_of(&task) {
                 Some(report) => finish(&report, args.json),
+                None if args.json => finish(&instead_of_report(&id, &task, status), true),
                 None => Err(without_report(&task, status)),
             };
         }
-        if !args.quiet {
-            eprintln!("{}", watch::line_of(&task));
-        }
+        teller.tell(watch::line_of(&task));
         std::thread::sleep(ASK_EVERY);
+    }
+}
+
+/// What is said of a task while it is waited for.
+struct Teller {
+    quiet: bool,
+    /// Of a standard error that is no terminal; a terminal gets each line that says something new.
+    lines: Option<Lines>,
+    last: String,
+}
+
+impl Teller {
+    fn tell(&mut self, line: String) {
+        let due = match &mut self.lines {
+            Some(lines) => lines.is_due(),
+            None => !self.quiet && line != self.last,
+        };
+        if due {
+            watch::tell(&line);
+            self.last = line;
+        }
     }
 }
 
@@ -174,6 +200,36 @@ fn without_report(task: &Value, status: &str) -> Failure {
     let said = error.map(|error| format!(": {error}")).unwrap_or_default();
     match status {
         "Cancelled" => Failure::Cancelled(format!("the job was cancelled{said}")),
+        "Finished" => Failure::failed("the task finished without a job's report"),
         _ => Failure::failed(format!("the job ended as {status}{said}")),
+    }
+}
+
+/// What `--json` prints of a task that ended without a report: nothing of it is known to be done.
+fn instead_of_report(id: &str, task: &Value, status: &str) -> JobReport {
+    let status_of = if status == "Cancelled" { LifecycleStatus::Cancelled } else { LifecycleStatus::Failed };
+    let mut report = JobReport::new(id, status_of);
+    report.error = Some(without_report(task, status).to_string());
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_without_a_report_is_still_one_object_with_its_error() {
+        let task = json!({ "skalds": { "lastError": "no seed answers" } });
+        for (status, said, wanted, exit) in [
+            ("Failed", "Failed", "the job ended as Failed: no seed answers", Exit::Failed),
+            ("Cancelled", "Cancelled", "the job was cancelled: no seed answers", Exit::Cancelled),
+            ("Finished", "Failed", "the task finished without a job's report", Exit::Failed),
+        ] {
+            let report = instead_of_report("j", &task, status);
+            assert_eq!(show::exit(&report), exit);
+            let printed = json!(report);
+            assert_eq!((&printed["id"], &printed["status"]), (&json!("j"), &json!(said)));
+            assert_eq!((&printed["error"], &printed["partial"]), (&json!(wanted), &json!(true)));
+        }
     }
 }

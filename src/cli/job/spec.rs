@@ -22,8 +22,9 @@ pub(crate) struct JobArgs {
     /// A Rust job registered under this name in the agents
     #[arg(long, value_name = "NAME", conflicts_with = "raw")]
     pub(crate) native: Option<String>,
-    /// A Lua file run once per node as it is: pattern in `ARGV[1]`, the value so far in `ARGV[2]`. Blocks each node for
-    /// as long as it takes, and is not exact while slots move
+    /// A Lua file run once per node as it is: pattern in `ARGV[1]`, what the nodes before gave in `ARGV[2]`. It either
+    /// returns its own share for --combine, or goes on from `ARGV[2]`; with both, values are counted twice. Blocks each
+    /// node for as long as it takes, and is not exact while slots move
     #[arg(long, value_name = "FILE", requires = "yes_blocking")]
     pub(crate) raw: Option<PathBuf>,
     /// Yes, --raw may block every node
@@ -43,7 +44,8 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) start: Option<String>,
 
-    /// How results are folded: sum, min, max, top:K, union:CAP, hll or hll:PRECISION, histogram:B1,B2,…, concat:CAP, merge
+    /// How results are folded: sum, min, max, top:K, union:CAP, hll or hll:PRECISION, histogram:B1,B2,…, concat:CAP, merge.
+    /// To count, use the built-in `count`, or a step that adds 1 for each key, with sum
     #[arg(long, value_name = "HOW", value_parser = parse_combine)]
     pub(crate) combine: Option<Combine>,
     /// The Lua or native step writes keys
@@ -279,6 +281,10 @@ fn parse_combine(text: &str) -> Result<Combine, String> {
                 .map(|bound| bound.trim().parse().map_err(|_| format!("{bound:?} is not a number")))
                 .collect::<Result<_, _>>()?,
         },
+        // A count of values and a value that is to be counted look the same, so counts could not be folded further.
+        "count" => {
+            return Err("use the built-in `count`, or a step that adds 1 for each key, with sum".into());
+        }
         _ => {
             return Err(
                 "expected sum, min, max, top:K, union:CAP, hll, histogram:B1,B2,…, concat:CAP or merge"
@@ -319,6 +325,7 @@ mod tests {
 
     #[test]
     fn combiners_parse() {
+        assert!(parse_combine("count").unwrap_err().contains("built-in"));
         assert_eq!(parse_combine("top:10").unwrap(), Combine::TopK { k: 10 });
         assert_eq!(parse_combine("histogram:1,2.5").unwrap(), Combine::Histogram { bounds: vec![1.0, 2.5] });
         assert!(

@@ -1,7 +1,8 @@
 //! A job while it runs.
 
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,10 +14,41 @@ use crate::cli::table::{count, printable};
 /// Speed is taken over this long, so that it follows a job that slows down.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// A line on standard error that follows a job; nothing where nobody looks.
+/// How often a standard error that is no terminal gets a line.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// A line on standard error that follows a job; where that is no terminal, one every few seconds.
 pub(super) struct Watch {
     bar: ProgressBar,
     seen: VecDeque<(Instant, u64)>,
+    lines: Option<Lines>,
+}
+
+/// When the next plain line is due.
+pub(super) struct Lines {
+    due: Instant,
+}
+
+impl Lines {
+    /// `None`: nobody wants them, or a terminal shows more than that.
+    pub(super) fn new(quiet: bool) -> Option<Self> {
+        let wanted = !quiet && !std::io::stderr().is_terminal();
+        wanted.then(|| Lines { due: Instant::now() + LINE_EVERY })
+    }
+
+    /// Whether it is time; then the next time is later.
+    pub(super) fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = now >= self.due;
+        if due {
+            self.due = now + LINE_EVERY;
+        }
+        due
+    }
+
+    async fn wait(&self) {
+        tokio::time::sleep_until(self.due.into()).await;
+    }
 }
 
 impl Watch {
@@ -28,7 +60,26 @@ impl Watch {
         // cannot fail: the template is ours and well-formed
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.enable_steady_tick(Duration::from_millis(200));
-        Watch { bar, seen: VecDeque::new() }
+        Watch { bar, seen: VecDeque::new(), lines: Lines::new(quiet) }
+    }
+
+    /// Until [`Watch::line`] has to be called, also when nothing changes.
+    pub(super) async fn wait(&self) {
+        match &self.lines {
+            Some(lines) => lines.wait().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Writes a plain line when it is time.
+    pub(super) fn line(&mut self, progress: &JobProgress) {
+        if self.lines.as_mut().is_some_and(Lines::is_due) {
+            let done = match progress.units_total {
+                Some(total) => format!("{}/{total}", progress.units_done),
+                None => progress.units_done.to_string(),
+            };
+            tell(format_args!("{done} units, {}", self.message(progress)));
+        }
     }
 
     pub(super) fn show(&mut self, progress: &JobProgress) {
@@ -39,6 +90,10 @@ impl Watch {
         }
         self.bar.set_length(progress.units_total.unwrap_or(0));
         self.bar.set_position(progress.units_done);
+        self.bar.set_message(self.message(progress));
+    }
+
+    fn message(&self, progress: &JobProgress) -> String {
         let phase = match progress.phase {
             JobPhase::Planning => "planning".to_owned(),
             JobPhase::Ending => "ending".to_owned(),
@@ -47,7 +102,7 @@ impl Watch {
         let keys = count(progress.tally.visited);
         let speed = self.speed().map(|speed| format!(", {} keys/s", count(speed))).unwrap_or_default();
         let left = self.left(progress).map(|left| format!(", {} s left", left.as_secs())).unwrap_or_default();
-        self.bar.set_message(format!("{keys} keys{speed}{left}, {phase}"));
+        format!("{keys} keys{speed}{left}, {phase}")
     }
 
     fn speed(&self) -> Option<u64> {
@@ -67,6 +122,11 @@ impl Watch {
     pub(super) fn end(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// A line on standard error. A job does not end because nobody reads it any more.
+pub(super) fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// One line about a job that a controller has, and that is not over.

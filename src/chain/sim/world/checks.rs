@@ -24,6 +24,9 @@ impl World {
         if let Some(error) = record.settled.errors.first() {
             return Err(format!("a chain was refused: {}", error.reason));
         }
+        if !(record.units_settled()..=u64::from(self.plan.units)).contains(&outcome.units) {
+            return Err(format!("{} units done of {}", outcome.units, self.plan.units));
+        }
         let mut tokens = tokens_of(&record.settled.acc);
         for part in &record.settled.parts {
             let folded: Vec<i64> = part.accs.iter().flat_map(tokens_of).collect();
