@@ -75,9 +75,6 @@
 //! # }
 //! ```
 
-#[cfg(feature = "cli")]
-extern crate self as skalds;
-
 pub mod actors;
 pub mod backend;
 pub mod chain;

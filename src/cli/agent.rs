@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skalds::actors::{ActorSystem, AgentMetrics, AgentOptions, NodeAgent};
-use skalds::web;
+use crate::actors::{ActorSystem, AgentMetrics, AgentOptions, NodeAgent};
+use crate::web;
 
 use super::exit::{Exit, Failure};
 use super::output;

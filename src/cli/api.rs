@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::config::secret::Secret;
 use serde_json::Value;
-use skalds::config::secret::Secret;
 use ureq::Agent;
 use ureq::http::Response;
 

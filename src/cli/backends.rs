@@ -4,9 +4,9 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use skalds::backend::Backends;
-use skalds::backend::redis::{RedisCache, RedisOptions};
-use skalds::config::secret::Secret;
+use crate::backend::Backends;
+use crate::backend::redis::{RedisCache, RedisOptions};
+use crate::config::secret::Secret;
 
 use super::exit::Failure;
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use skalds::actors::ActorSystem;
-use skalds::actors::controller::SystemController;
-use skalds::config::env::ControllerMode;
-use skalds::core::policy::Retry;
+use crate::actors::ActorSystem;
+use crate::actors::controller::SystemController;
+use crate::config::env::ControllerMode;
+use crate::core::policy::Retry;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};

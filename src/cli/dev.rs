@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use skalds::actors::ActorSystem;
-use skalds::actors::controller::SystemController;
+use crate::actors::ActorSystem;
+use crate::actors::controller::SystemController;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};

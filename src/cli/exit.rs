@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use skalds::core::task::LifecycleStatus;
+use crate::core::task::LifecycleStatus;
 
 /// The exit codes of `skald`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use skalds::actors::ActorSystem;
+use crate::actors::ActorSystem;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use skalds::config::secret::Secret;
-use skalds::node::RedisAccess;
+use crate::config::secret::Secret;
+use crate::node::RedisAccess;
 
 use super::exit::Failure;
 

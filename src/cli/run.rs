@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skalds::actors::ActorSystem;
-use skalds::actors::skald::SkaldError;
-use skalds::backend::DiskStorage;
-use skalds::config::env::SkaldMode;
-use skalds::config::workers_file;
-use skalds::core::task::Task;
+use crate::actors::ActorSystem;
+use crate::actors::skald::SkaldError;
+use crate::backend::DiskStorage;
+use crate::config::env::SkaldMode;
+use crate::config::workers_file;
+use crate::core::task::Task;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure, exit_of};

@@ -3,12 +3,12 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
-use skalds::actors::controller::SystemController;
-use skalds::actors::skald::SkaldBuilder;
-use skalds::actors::{ActorSystem, TaskError};
-use skalds::config::workers_file::{self, WorkerEntry};
-use skalds::core::submission::NewTask;
-use skalds::web::{self, ApiServer};
+use crate::actors::controller::SystemController;
+use crate::actors::skald::SkaldBuilder;
+use crate::actors::{ActorSystem, TaskError};
+use crate::config::workers_file::{self, WorkerEntry};
+use crate::core::submission::NewTask;
+use crate::web::{self, ApiServer};
 
 use super::exit::Failure;
 

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use skalds::actors::skald::{Skald, SkaldBuilder};
-use skalds::actors::worker::WorkerClasses;
-use skalds::actors::worker::command::{self, Command};
-use skalds::actors::{ActorSystem, ChainJobs, JobStore};
-use skalds::config::env::Environment;
-use skalds::config::secret::Secret;
-use skalds::core::policy::Retry;
+use crate::actors::skald::{Skald, SkaldBuilder};
+use crate::actors::worker::WorkerClasses;
+use crate::actors::worker::command::{self, Command};
+use crate::actors::{ActorSystem, ChainJobs, JobStore};
+use crate::config::env::Environment;
+use crate::config::secret::Secret;
+use crate::core::policy::Retry;
 
 use super::exit::Failure;
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::core::task::Millis;
 use comfy_table::{Table, presets};
-use skalds::core::task::Millis;
 
 /// A table of plain columns, which a pipe can read too.
 pub(crate) fn table(head: &[&str]) -> Table {

@@ -4,8 +4,13 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::OutboxError;
+
+/// How long a lock is waited for: a process that is just being started by the one that had it may hold it for a moment.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_AGAIN: Duration = Duration::from_millis(10);
 
 /// One directory of segment files.
 pub(super) trait Disk: Send + 'static {
@@ -61,10 +66,14 @@ impl Directory {
             .mode(0o600)
             .open(path.join("lock"))
             .map_err(io("open the lock file of"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OutboxError::InUse { dir: path.to_owned() }),
-            Err(TryLockError::Error(error)) => return Err(OutboxError::io("lock", path, error)),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_AGAIN),
+                Err(TryLockError::WouldBlock) => return Err(OutboxError::InUse { dir: path.to_owned() }),
+                Err(TryLockError::Error(error)) => return Err(OutboxError::io("lock", path, error)),
+            }
         }
         let handle = File::open(path).map_err(io("open the directory"))?;
         Ok(Directory { path: path.to_owned(), handle, _lock: lock })

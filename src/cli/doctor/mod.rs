@@ -2,9 +2,9 @@
 
 mod redis;
 
+use crate::config::env::Environment;
 use serde::Serialize;
 use serde_json::json;
-use skalds::config::env::Environment;
 
 use super::api::{Api, ApiArgs};
 use super::exit::{Exit, Failure};

@@ -1,7 +1,7 @@
 //! What the doctor says of Redis.
 
-use skalds::config::env::Environment;
-use skalds::node::{ClusterView, NodeView, discover};
+use crate::config::env::Environment;
+use crate::node::{ClusterView, NodeView, discover};
 
 use super::{Finding, Verdict};
 use crate::cli::exit::Failure;
@@ -118,7 +118,7 @@ fn version_of(text: &str) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use skalds::chain::slots::SlotSet;
+    use crate::chain::slots::SlotSet;
 
     use super::*;
 

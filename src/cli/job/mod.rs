@@ -5,9 +5,9 @@ mod show;
 mod spec;
 mod watch;
 
+use crate::chain::report::JobReport;
 use clap::Subcommand;
 use serde_json::{Value, json};
-use skalds::chain::report::JobReport;
 
 use super::api::{Api, ApiArgs, segment};
 use super::exit::{Exit, Failure};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use crate::actors::{ActorSystem, JobOptions, JobRun, explain};
+use crate::chain::job::JobSpec;
+use crate::chain::report::JobReport;
+use crate::core::task::LifecycleStatus;
 use serde_json::{Value, json};
-use skalds::actors::{ActorSystem, JobOptions, JobRun, explain};
-use skalds::chain::job::JobSpec;
-use skalds::chain::report::JobReport;
-use skalds::core::task::LifecycleStatus;
 
 use super::spec::JobArgs;
 use super::watch::{self, Lines, Watch};

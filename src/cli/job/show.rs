@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::chain::report::JobReport;
+use crate::core::task::LifecycleStatus;
 use serde_json::Value;
-use skalds::chain::report::JobReport;
-use skalds::core::task::LifecycleStatus;
 
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::output;
@@ -12,7 +12,7 @@ use crate::cli::table::{bytes, count, printable, table};
 
 /// How many rows of a table of results are shown.
 const MAX_ROWS: usize = 50;
-/// Who ran a hop without an agent, by [`skalds::chain::report::HopLine::agent`].
+/// Who ran a hop without an agent, by [`crate::chain::report::HopLine::agent`].
 const DIRECT: &str = "direct";
 
 /// How a job's end is told to a shell.
@@ -158,9 +158,9 @@ fn summary(report: &JobReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::chain::report::{ErrorLine, KeyCounts};
+    use crate::chain::state::HopReport;
     use serde_json::json;
-    use skalds::chain::report::{ErrorLine, KeyCounts};
-    use skalds::chain::state::HopReport;
 
     use super::*;
 

@@ -1,12 +1,14 @@
 //! From the words of `skald job run` to a job.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use skalds::chain::job::{
+use crate::chain::job::{
     Access, AgentPolicy, Builtin, Combine, ExpireIf, JobSpec, Limits, MovingSlots, OnError, Step, Target,
 };
+use clap::{Args, ValueEnum};
 
 /// What to run, on which keys, and how.
 #[derive(Debug, Args)]
@@ -19,7 +21,7 @@ pub(crate) struct JobArgs {
     /// own responsibility: no sandbox yet
     #[arg(long, value_name = "FILE", conflicts_with_all = ["native", "raw"])]
     pub(crate) lua: Option<PathBuf>,
-    /// A Rust job registered under this name in the agents
+    /// A Rust job that this program and the agents are built with, by its name (see examples/own_skald.rs)
     #[arg(long, value_name = "NAME", conflicts_with = "raw")]
     pub(crate) native: Option<String>,
     /// A Lua file run once per node as it is: pattern in `ARGV[1]`, what the nodes before gave in `ARGV[2]`. It either
@@ -33,7 +35,7 @@ pub(crate) struct JobArgs {
 
     /// Keys that match this glob (*, ?, [a-z], \)
     #[arg(long = "match", value_name = "PATTERN", conflicts_with_all = ["keys_file", "start"])]
-    pub(crate) pattern: Option<String>,
+    pub(crate) pattern: Option<OsString>,
     /// Keys from a file, one a line
     #[arg(long, value_name = "FILE", conflicts_with = "start")]
     pub(crate) keys_file: Option<PathBuf>,
@@ -42,7 +44,7 @@ pub(crate) struct JobArgs {
     pub(crate) ordered: bool,
     /// Walk: start at this key, the step's `next` names the next one
     #[arg(long, value_name = "KEY")]
-    pub(crate) start: Option<String>,
+    pub(crate) start: Option<OsString>,
 
     /// How results are folded: sum, min, max, top:K, union:CAP, hll or hll:PRECISION, histogram:B1,B2,…, concat:CAP, merge.
     /// To count, use the built-in `count`, or a step that adds 1 for each key, with sum
@@ -86,6 +88,9 @@ pub(crate) struct JobArgs {
     /// five seconds
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) max_replans: u16,
+    /// How many hops back agents keep a state: with 2, a chain goes on from there when an agent and its disk are lost
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub(crate) retain: u8,
     /// 0 (lowest) to 10
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=10))]
     pub(crate) priority: u8,
@@ -137,6 +142,7 @@ impl JobArgs {
             max_block_micros: u32::try_from(self.max_block.as_micros()).unwrap_or(u32::MAX),
             node_timeout_millis: u32::try_from(self.node_timeout.as_millis()).unwrap_or(u32::MAX),
             max_replans: self.max_replans,
+            retain: self.retain,
             ..Limits::default()
         };
         for (name, value) in self.args {
@@ -150,12 +156,12 @@ impl JobArgs {
 
     fn target(&self) -> Result<Target, String> {
         match (&self.pattern, &self.keys_file, &self.start) {
-            (Some(pattern), None, None) => Ok(Target::Pattern(pattern.clone().into_bytes())),
+            (Some(pattern), None, None) => Ok(Target::Pattern(pattern.clone().into_vec())),
             (None, Some(path), None) => {
                 let keys = read_keys(path)?;
                 Ok(if self.ordered { Target::OrderedKeys(keys) } else { Target::Keys(keys) })
             }
-            (None, None, Some(key)) => Ok(Target::Walk(key.clone().into_bytes())),
+            (None, None, Some(key)) => Ok(Target::Walk(key.clone().into_vec())),
             _ => Err("say which keys: --match PATTERN, --keys-file FILE or --start KEY".into()),
         }
     }
@@ -321,6 +327,18 @@ mod tests {
         let expire =
             Builtin::Expire { ttl_millis: 86_400_000, only_if: ExpireIf::Greater, jitter_percent: 10 };
         assert_eq!((job.step, job.access), (Step::Builtin(expire), Access::IdempotentWrite));
+    }
+
+    #[test]
+    fn patterns_and_first_keys_may_hold_any_byte() {
+        for (flag, target) in
+            [("--match", Target::Pattern(b"\xff*".to_vec())), ("--start", Target::Walk(b"\xff*".to_vec()))]
+        {
+            let words = ["job", "--lua", "/dev/null", flag].map(OsString::from);
+            let words = words.into_iter().chain([OsString::from_vec(b"\xff*".to_vec())]);
+            let parsed = Line::try_parse_from(words).map_err(|error| error.to_string()).unwrap();
+            assert_eq!(parsed.job.target(), Ok(target));
+        }
     }
 
     #[test]

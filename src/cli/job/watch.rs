@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use crate::actors::{JobPhase, JobProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
-use skalds::actors::{JobPhase, JobProgress};
 
 use crate::cli::table::{count, printable};
 

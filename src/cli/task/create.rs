@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::time::Duration;
 
+use crate::core::task::Millis;
 use serde_json::{Map, Value, json};
-use skalds::core::task::Millis;
 
 use super::path;
 use super::view::TaskView;

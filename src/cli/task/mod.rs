@@ -4,9 +4,9 @@ mod create;
 mod show;
 mod view;
 
+use crate::core::task::Task;
 use clap::Subcommand;
 use serde_json::{Value, json};
-use skalds::core::task::Task;
 
 use self::view::TaskView;
 use super::api::{Api, ApiArgs, query, segment};

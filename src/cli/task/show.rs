@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use skalds::core::task::{LifecycleStatus, Millis};
+use crate::core::task::{LifecycleStatus, Millis};
 
 use super::view::TaskView;
 use crate::cli::table::{age, printable, table, time};

@@ -1,8 +1,8 @@
 //! A task as an API shows it: ours with everything, a Python controller's with less.
 
+use crate::core::task::{Extra, LifecycleStatus, Millis};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use skalds::core::task::{Extra, LifecycleStatus, Millis};
 
 use crate::cli::exit::Failure;
 
