@@ -24,9 +24,10 @@ pub(crate) struct JobArgs {
     /// A Rust job that this program and the agents are built with, by its name (see examples/own_skald.rs)
     #[arg(long, value_name = "NAME", conflicts_with = "raw")]
     pub(crate) native: Option<String>,
-    /// A Lua file run once per node as it is: pattern in `ARGV[1]`, what the nodes before gave in `ARGV[2]`. It either
-    /// returns its own share for --combine, or goes on from `ARGV[2]`; with both, values are counted twice. Blocks each
-    /// node for as long as it takes, and is not exact while slots move
+    /// A Lua file run once per node as it is: pattern in `ARGV[1]`, what the nodes before gave in `ARGV[2]`. What it
+    /// returns is folded into that by --combine (sum unless said otherwise): a script that sums returns its own node's
+    /// share and does not add `ARGV[2]` too, or values are counted twice. Blocks each node for as long as it takes, and
+    /// is not exact while slots move
     #[arg(long, value_name = "FILE", requires = "yes_blocking")]
     pub(crate) raw: Option<PathBuf>,
     /// Yes, --raw may block every node
