@@ -92,6 +92,8 @@ impl Engine {
                 self.sha = sha;
                 Ok(())
             }
+            // Not the text's fault: a node that is loading, or has no primary.
+            Err(error) if !words(&error).contains("user_script") => Err(self.script_error(LOAD, &error)),
             // Which part is at fault? Where the job's own is fine alone, it ends what follows it.
             Err(error) => match self.compile(self.script.own()).await? {
                 Ok(_) => Err(returns_early(&self.job)),
