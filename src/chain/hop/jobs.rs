@@ -8,7 +8,7 @@ use crate::chain::state::HopId;
 use crate::core::task::Millis;
 
 /// One job.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Job {
     /// Lower epochs are refused.
     pub(super) fence: u32,
@@ -25,7 +25,7 @@ pub(super) struct Job {
 }
 
 /// A job's end, as far as this agent has come with it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Ended {
     pub(super) retryable: bool,
     pub(super) durable: bool,
@@ -35,7 +35,7 @@ pub(super) struct Ended {
 
 /// All jobs known here. Live ones are bounded by what is held and attached, ended ones by a limit: beyond it the
 /// oldest is forgotten.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Jobs {
     jobs: BTreeMap<String, Job>,
     ended: VecDeque<String>,
