@@ -1,6 +1,7 @@
 //! The machine as the model checker tells its states apart: without what cannot change what it does next.
 
 use super::{HopMachine, Phase};
+use crate::chain::message::ChainId;
 use crate::chain::model::Canon;
 use crate::chain::state::HopId;
 use crate::core::task::Millis;
@@ -51,6 +52,12 @@ impl HopMachine {
             .iter()
             .filter(|(_, held)| matches!(held.phase, Phase::Queued | Phase::Running))
             .map(|(hop, _)| hop)
+    }
+
+    /// Whether it keeps a state of this chain.
+    pub(in crate::chain) fn keeps(&self, chain: &ChainId) -> bool {
+        let held = self.held.keys().any(|hop| ChainId::of_hop(hop) == *chain);
+        held || self.retained.of_chain(chain).next().is_some()
     }
 
     /// Whether this hop's epoch, chain or job is closed here.

@@ -279,6 +279,20 @@ fn a_fence_outlives_the_connection_that_it_came_over() {
     assert_eq!(rig.take(at(0)), stale, "recalled");
 }
 
+/// Found by `chain::model`: the snapshot says that the chain is recalled before it says what is retained of it.
+#[test]
+fn what_is_retained_of_a_recalled_chain_is_in_the_snapshot() {
+    let mut rig = Rig::new();
+    rig.running(JobState { position: 1, ..state(2) });
+    let sent = Arc::new(JobState { position: 2, ..state(2) });
+    rig.input(HopInput::Ran { hop: hop(1), state: sent.clone() });
+    rig.receive(agent("c"), Message::ack(vec![hop(2)]));
+    assert_eq!(rig.recall(), Some(sent.clone()));
+    rig.disk = rig.machine.snapshot();
+    rig.restart();
+    assert_eq!(rig.recall(), Some(sent));
+}
+
 #[test]
 fn the_end_is_durable_and_waits_for_what_runs() {
     let mut rig = Rig::new();

@@ -95,7 +95,7 @@ fn fingerprint(state: &Arc<JobState>) -> u64 {
 
 fn compute(state: &JobState) -> u64 {
     let mut to = Canon::new();
-    to.put(&(state.chain, state.epoch, state.position));
+    to.put(&(state.job.limits.retain, state.chain, state.epoch, state.position));
     for node in &state.nodes {
         to.put(&node.agent);
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::actions::Job;
 use super::effects::{delta, keeps};
-use super::world::World;
+use super::world::{Agent, World, address};
 use crate::chain::message::{ChainId, EndReason};
-use crate::chain::run::{RunOutcome, RunRecord};
+use crate::chain::run::{LiveChain, RunOutcome, RunRecord};
 use crate::chain::slots::SlotSet;
 use crate::chain::state::HopId;
 use crate::chain::value::Value;
@@ -17,7 +17,9 @@ impl Job {
             return Err(violation.clone());
         }
         let machine = world.coordinator.machine.as_ref();
-        for record in machine.map(|machine| machine.record()).into_iter().chain(world.coordinator.disk.as_deref()) {
+        for record in
+            machine.map(|machine| machine.record()).into_iter().chain(world.coordinator.disk.as_deref())
+        {
             check_ledger(record, self.bounds.units)?;
         }
         check_copies(world)?;
@@ -40,19 +42,23 @@ impl Job {
         if outcome.partial == record.open_slots().is_empty() {
             return Err(format!("{outcome:?}, and open is {:?}", record.open_slots()));
         }
-        let told = (0..world.agents.len()).filter(|agent| !outcome.unconfirmed.contains(&super::world::address(*agent)));
+        let told = (0..world.agents.len()).filter(|agent| !outcome.unconfirmed.contains(&address(*agent)));
         for agent in told {
-            if record.agents.contains(&super::world::address(agent)) && !world.agents[agent].running.is_empty() {
+            if record.agents.contains(&address(agent)) && !world.agents[agent].running.is_empty() {
                 return Err(format!("agent {agent} has confirmed the end and runs something"));
             }
         }
         let faults = self.bounds.faults;
         match outcome.status {
-            EndReason::Finished if outcome.partial => Err(format!("finished without {:?}", record.open_slots())),
+            EndReason::Finished if outcome.partial => {
+                Err(format!("finished without {:?}", record.open_slots()))
+            }
             EndReason::Failed if world.left == faults || outcome.reason.is_none() => {
                 Err(format!("failed for no reason: {outcome:?}"))
             }
-            EndReason::Cancelled if world.left.cancel == faults.cancel => Err("nobody has cancelled it".into()),
+            EndReason::Cancelled if world.left.cancel == faults.cancel => {
+                Err("nobody has cancelled it".into())
+            }
             _ => Ok(()),
         }
     }
@@ -79,13 +85,22 @@ fn check_ledger(record: &RunRecord, units: u16) -> Result<(), String> {
     Ok(())
 }
 
-/// Each chain that is live in the coordinator's durable record has a durable copy: there, not sent yet, or on the disk
-/// of an agent.
+/// Each chain that is live in the coordinator's durable record has a durable copy that nobody is about to forget: with
+/// the coordinator, while it does not know it acknowledged, or on the disk of an agent that keeps a state of the chain.
 fn check_copies(world: &World) -> Result<(), String> {
     let Some(disk) = &world.coordinator.disk else { return Ok(()) };
-    for chain in disk.live.iter().filter(|chain| chain.unsent.is_none()) {
+    let memory = world.coordinator.machine.as_ref().map_or(&**disk, |machine| machine.record());
+    for chain in &disk.live {
+        let same = |live: &&LiveChain| (live.epoch, live.chain) == (chain.epoch, chain.chain);
+        let known = memory.live.iter().find(same);
+        if chain.unsent.is_some() && known.is_none_or(|live| live.unsent.is_some()) {
+            continue;
+        }
         let id = ChainId { job: disk.spec.id.clone(), epoch: chain.epoch, chain: chain.chain };
-        let kept = |agent: &super::world::Agent| agent.log[..agent.synced].iter().any(|record| keeps(record, &id));
+        let kept = |agent: &Agent| {
+            let on_disk = agent.log[..agent.synced].iter().any(|record| keeps(record, &id));
+            on_disk && agent.machine.as_ref().is_none_or(|machine| machine.keeps(&id))
+        };
         if !world.agents.iter().any(|agent| kept(agent)) {
             return Err(format!("nobody has a durable state of {id:?}"));
         }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::canon::intern;
-use super::world::{AGENTS, Agent, Bounds, COORDINATOR, Conn, Coordinator, Packet, Work, World, address, number};
+use super::world::{
+    AGENTS, Agent, Bounds, COORDINATOR, Conn, Coordinator, Packet, Work, World, address, number,
+};
 use crate::chain::hop::{HopEffect, HopInput, Link, Record};
 use crate::chain::message::{ChainId, Message};
 use crate::chain::run::{RunEffect, RunInput};
@@ -129,7 +131,13 @@ impl World {
         self.hop_input(bounds, to, HopInput::Lost { link: Link::Conn(conn.id) });
     }
 
-    pub(super) fn deliver(&mut self, bounds: &Bounds, (from, to): (usize, usize), back: bool, packet: &Packet) {
+    pub(super) fn deliver(
+        &mut self,
+        bounds: &Bounds,
+        (from, to): (usize, usize),
+        back: bool,
+        packet: &Packet,
+    ) {
         let message = packet.message.clone();
         if back && from == COORDINATOR {
             if matches!(message, Message::Ended { .. })
@@ -140,8 +148,7 @@ impl World {
             return self.run_input(RunInput::Received { from: address(to), message });
         }
         let Some(conn) = self.conns.get(&(from, to)) else { return };
-        let (party, link) =
-            if back { (from, Link::Agent(address(to))) } else { (to, Link::Conn(conn.id)) };
+        let (party, link) = if back { (from, Link::Agent(address(to))) } else { (to, Link::Conn(conn.id)) };
         self.hop_input(bounds, party, HopInput::Received { from: link, message, bytes: 100 });
     }
 
@@ -204,9 +211,9 @@ fn packet(message: Message) -> Option<Arc<Packet>> {
 
 fn names(record: &Record, hop: &HopId) -> bool {
     match record {
-        Record::Held { hop: other, .. } | Record::Retained { hop: other, .. } | Record::Done { hop: other } => {
-            other == hop
-        }
+        Record::Held { hop: other, .. }
+        | Record::Retained { hop: other, .. }
+        | Record::Done { hop: other } => other == hop,
         Record::Moved { from, hop: other, .. } => from == hop || other == hop,
         Record::Fence { .. } | Record::Recalled { .. } | Record::Ended { .. } => false,
     }

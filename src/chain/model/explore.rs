@@ -82,7 +82,11 @@ pub(super) fn explore<M: Model>(model: &M, limit: usize) -> Explored {
                 edges.push((to, index));
             }
             if to == number {
-                assert!(visited.len() < limit, "more than {limit} states: {explored:?}, {} wait", queue.len());
+                assert!(
+                    visited.len() < limit,
+                    "more than {limit} states: {explored:?}, {} wait",
+                    queue.len()
+                );
                 visited.push(Visited { parent: index, choice: choice as u16, depth: depth + 1 });
                 queue.push_back((number, next));
             }
@@ -192,6 +196,9 @@ mod tests {
         assert_eq!((fine.states, fine.transitions, fine.ends, fine.depth), (3, 4, 1, 2));
         assert_eq!(fine.violation, None);
         let (what, way) = explore(&Lamps { breaks: true }, 100).violation.unwrap();
-        assert_eq!((what.as_str(), &way[..]), ("the run cannot end from here", &["\"on\"".into(), "\"break\"".into()][..]));
+        assert_eq!(
+            (what.as_str(), &way[..]),
+            ("the run cannot end from here", &["\"on\"".into(), "\"break\"".into()][..])
+        );
     }
 }

@@ -150,7 +150,10 @@ impl Agent {
         let before = fresh(&self.log[..self.synced]);
         let snapshot = before.snapshot();
         if fingerprint(&before) != fingerprint(&fresh(&snapshot)) {
-            return Err(format!("a snapshot says something else than its log: {:?}", &self.log[..self.synced]));
+            return Err(format!(
+                "a snapshot says something else than its log: {:?}",
+                &self.log[..self.synced]
+            ));
         }
         let removed = self.synced;
         self.synced = snapshot.len();

@@ -12,7 +12,12 @@ impl RunMachine {
         let writing = self.persisting.map_or(self.durable, |(version, _)| version);
         let class = |version: u64| u8::from(version > self.durable) + u8::from(version > writing);
         let backoff = |again: &Backoff| ((again.at - now).max(0), again.wait);
-        to.put(&(class(self.version), class(self.urgent), self.fence, self.persisting.map(|(_, fence)| fence)));
+        to.put(&(
+            class(self.version),
+            class(self.urgent),
+            self.fence,
+            self.persisting.map(|(_, fence)| fence),
+        ));
         for (version, effect) in &self.after {
             to.put(&class(*version));
             match effect {
