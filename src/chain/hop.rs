@@ -32,6 +32,8 @@
 //!
 //! **An outbox that fails** has no input here: an agent that cannot write stops and starts again from what is durable.
 
+#[cfg(test)]
+mod canon;
 mod control;
 mod done;
 mod forward;
@@ -213,7 +215,7 @@ impl HopConfig {
 }
 
 /// The agent's state machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct HopMachine {
     config: HopConfig,
     held: BTreeMap<HopId, Held>,
@@ -232,7 +234,7 @@ pub struct HopMachine {
 }
 
 /// A hop that is in this agent's care.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Held {
     /// As received, or as of the last checkpoint: what a crash would go on from, or a little newer.
     state: Arc<JobState>,
@@ -246,7 +248,7 @@ struct Held {
     origin: Option<(Link, HopId)>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Phase {
     /// Its record is not durable yet.
     Persisting,
@@ -260,7 +262,7 @@ enum Phase {
     Parked,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 enum Pending {
     Hop(HopId),
     Ended(String),

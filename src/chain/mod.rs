@@ -10,6 +10,8 @@ pub mod glob;
 pub mod hop;
 pub mod job;
 pub mod message;
+#[cfg(test)]
+mod model;
 pub mod plan;
 pub mod report;
 pub mod request;

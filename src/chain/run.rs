@@ -29,6 +29,8 @@
 //! **After a restart** [`RunMachine::recover`] attaches again; agents deliver what they hold. States that were planned
 //! but perhaps never sent are sent again, and agents that have them acknowledge them.
 
+#[cfg(test)]
+mod canon;
 mod chains;
 mod effect;
 mod end;
@@ -48,7 +50,7 @@ use super::state::Tally;
 use crate::core::task::Millis;
 
 /// The coordinator's state machine for one job.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RunMachine {
     config: RunConfig,
     record: Arc<RunRecord>,

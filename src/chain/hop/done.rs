@@ -8,7 +8,7 @@ use crate::chain::state::{HopId, JobState};
 
 /// Ids of done hops, up to a limit; beyond it the oldest is forgotten. A duplicate of a forgotten hop is run again:
 /// that costs work, and nothing else, since its chain is folded once and its writes have their markers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Done {
     hops: BTreeSet<HopId>,
     order: VecDeque<HopId>,
@@ -54,7 +54,7 @@ impl Done {
 }
 
 /// A hop whose receiver holds it, but has not passed it on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct RetainedHop {
     /// The id under which the receiver took it.
     pub(super) id: HopId,
@@ -62,7 +62,7 @@ pub(super) struct RetainedHop {
 }
 
 /// Retained hops, up to a limit.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Retained {
     hops: BTreeMap<HopId, RetainedHop>,
     order: VecDeque<HopId>,

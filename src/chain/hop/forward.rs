@@ -9,7 +9,7 @@ use crate::chain::state::{HopId, JobState};
 use crate::core::task::Millis;
 
 /// To whom a state goes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Dest {
     /// The agent at this address.
     Agent(String),
@@ -18,7 +18,7 @@ pub(super) enum Dest {
 }
 
 /// One state on its way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Forward {
     pub(super) dest: Dest,
     /// The id under which the receiver takes it.
@@ -27,30 +27,30 @@ pub(super) struct Forward {
     /// Its place in its peer's order.
     order: u64,
     /// How long to wait after the next time it is sent, or refused as busy.
-    wait: Millis,
-    timer: Option<Millis>,
+    pub(super) wait: Millis,
+    pub(super) timer: Option<Millis>,
 }
 
-#[derive(Debug, Default)]
-struct Peer {
+#[derive(Debug, Clone, Default)]
+pub(super) struct Peer {
     /// Its connection, when it is up.
-    link: Option<Link>,
+    pub(super) link: Option<Link>,
     /// Not sent over this connection yet. What a busy peer has refused is in neither map, only under a timer.
-    waiting: BTreeMap<u64, HopId>,
+    pub(super) waiting: BTreeMap<u64, HopId>,
     /// Sent, and neither acknowledged nor refused: at most a window's worth.
-    flying: BTreeMap<u64, HopId>,
+    pub(super) flying: BTreeMap<u64, HopId>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Forwards {
     window: usize,
     resend_min: Millis,
     resend_max: Millis,
     /// By the id under which the state is held here.
-    forwards: BTreeMap<HopId, Forward>,
+    pub(super) forwards: BTreeMap<HopId, Forward>,
     /// By the id under which it was sent. More than one only when a hop was run again after a crash.
-    sent_as: BTreeMap<HopId, Vec<HopId>>,
-    peers: BTreeMap<Dest, Peer>,
+    pub(super) sent_as: BTreeMap<HopId, Vec<HopId>>,
+    pub(super) peers: BTreeMap<Dest, Peer>,
     timers: BTreeSet<(Millis, HopId)>,
     orders: u64,
 }

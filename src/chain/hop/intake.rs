@@ -19,7 +19,7 @@ impl HopMachine {
                 self.replay_held(hop, state);
             }
             Record::Retained { hop, state } => {
-                if self.jobs.refusal(&hop).is_none() {
+                if !self.is_closed(&hop) {
                     self.held.remove(&hop);
                     let id = state.hop_id();
                     if let Some(oldest) = self.retained.insert(hop, RetainedHop { id, state }) {
@@ -55,11 +55,14 @@ impl HopMachine {
         }
     }
 
+    /// Whether a hop's job has ended, or its epoch is behind the fence. What is held or retained of a recalled chain is
+    /// kept, whichever record comes first: a snapshot has the recalls before the states.
+    fn is_closed(&self, hop: &HopId) -> bool {
+        self.jobs.get(&hop.job).is_some_and(|job| job.ended.is_some() || hop.epoch < job.fence)
+    }
+
     pub(super) fn replay_held(&mut self, hop: HopId, state: Arc<JobState>) {
-        let refused = self.jobs.refusal(&hop).is_some_and(|reason| {
-            reason == RefuseReason::Ended || self.jobs.get(&hop.job).is_some_and(|job| hop.epoch < job.fence)
-        });
-        if !refused {
+        if !self.is_closed(&hop) {
             self.done.remove(&hop);
             let held = Held {
                 state,

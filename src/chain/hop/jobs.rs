@@ -8,7 +8,7 @@ use crate::chain::state::HopId;
 use crate::core::task::Millis;
 
 /// One job.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Job {
     /// Lower epochs are refused.
     pub(super) fence: u32,
@@ -25,7 +25,7 @@ pub(super) struct Job {
 }
 
 /// A job's end, as far as this agent has come with it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Ended {
     pub(super) retryable: bool,
     pub(super) durable: bool,
@@ -33,9 +33,9 @@ pub(super) struct Ended {
     pub(super) reply_to: Vec<Link>,
 }
 
-/// All jobs known here. Live ones are bounded by what is held and attached, ended ones by a limit: beyond it the
-/// oldest is forgotten.
-#[derive(Debug)]
+/// All jobs known here. Live ones are those of which something is held, or to which somebody has attached and has not
+/// said yet that they have ended; of ended ones there is a limit: beyond it the oldest is forgotten.
+#[derive(Debug, Clone)]
 pub(super) struct Jobs {
     jobs: BTreeMap<String, Job>,
     ended: VecDeque<String>,
@@ -64,9 +64,14 @@ impl Jobs {
         self.jobs.get_mut(job).expect("the job has just been inserted")
     }
 
-    /// Forgets a job that nothing is held of and nobody is attached to.
+    /// Forgets a job that nothing is held of, nobody is attached to, and the outbox says nothing of. A fence or a recall
+    /// stays until the job's end: the outbox keeps it, and a hop that were taken behind it would be acknowledged, and
+    /// lost in a crash.
     pub(super) fn forget(&mut self, job: &str) {
-        if self.jobs.get(job).is_some_and(|job| job.ended.is_none() && job.conn.is_none()) {
+        if self.jobs.get(job).is_some_and(|job| {
+            let noted = job.fence > 0 || job.incarnation > 0 || !job.recalled.is_empty();
+            job.ended.is_none() && job.conn.is_none() && !noted
+        }) {
             self.jobs.remove(job);
         }
     }

@@ -9,23 +9,23 @@ use crate::core::task::Millis;
 ///
 /// A hop's rank is `priority + waited / ageing`. Two ranks keep their order for ever, since both grow at the same
 /// pace, so each hop gets one fixed key when it comes: its arrival, moved back by `priority * ageing`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct RunQueue {
     per_node: usize,
     ageing: Millis,
-    nodes: BTreeMap<NodeId, Node>,
+    pub(super) nodes: BTreeMap<NodeId, Node>,
     waiting: BTreeMap<HopId, (NodeId, Key)>,
-    running: BTreeMap<HopId, NodeId>,
+    pub(super) running: BTreeMap<HopId, NodeId>,
     arrivals: u64,
 }
 
 /// The lowest goes first; ties by arrival.
-type Key = (Millis, u64);
+pub(super) type Key = (Millis, u64);
 
-#[derive(Debug, Default)]
-struct Node {
-    waiting: BTreeMap<Key, HopId>,
-    running: usize,
+#[derive(Debug, Clone, Default)]
+pub(super) struct Node {
+    pub(super) waiting: BTreeMap<Key, HopId>,
+    pub(super) running: usize,
 }
 
 impl RunQueue {

@@ -11,7 +11,7 @@ use crate::chain::state::{HopId, JobState, KeyError, Tally};
 use crate::core::task::Millis;
 
 /// What is known of a live chain.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Watch {
     /// The version that has it: nothing is sent before that is durable.
     pub(super) since: u64,
@@ -28,7 +28,7 @@ pub(super) struct Watch {
 }
 
 /// A chain that is being given up.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Recall {
     /// Who has not answered.
     pub(super) waiting: BTreeSet<String>,

@@ -7,7 +7,7 @@ use crate::chain::message::{End, EndReason, Message};
 use crate::core::task::Millis;
 
 /// The end that is being told.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Ending {
     pub(super) version: u64,
     pub(super) waiting: BTreeSet<String>,
