@@ -44,7 +44,7 @@ pub(crate) fn run(addresses: &[String; 2], in_flight: usize, time: Duration) -> 
                     // The last agent of a route with an even number of hops is the second one.
                     send(1, Message::ack(vec![state.hop_id()]));
                     for place in 0..2 {
-                        let end = End { job: state.job.id.clone(), why: EndReason::Finished };
+                        let end = End { job: state.job.id.clone(), incarnation: 1, why: EndReason::Finished };
                         send(place, Message::End(end));
                     }
                     set_out();

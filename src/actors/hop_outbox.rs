@@ -395,7 +395,7 @@ mod tests {
                 17 => Message::Recall(ChainId { job, epoch, chain: self.rng.u16(..2) }),
                 18 if self.rng.u8(..4) == 0 => {
                     let why = if self.rng.u8(..8) == 0 { EndReason::Finished } else { EndReason::Failed };
-                    Message::End(End { job, why })
+                    Message::End(End { job, incarnation, why })
                 }
                 _ => {
                     self.now += self.rng.i64(0..3000);

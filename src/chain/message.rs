@@ -198,6 +198,9 @@ pub struct Recalled {
 pub struct End {
     /// The job.
     pub job: String,
+    /// The coordinator's, as in [`Attach`]: an attach of it or of an earlier one that comes later than this takes nothing
+    /// back.
+    pub incarnation: u64,
     /// How it ended.
     pub why: EndReason,
 }

@@ -151,7 +151,7 @@ mod tests {
         measures.sent(hop(2));
         measures.received(&Message::refuse(hop(2), RefuseReason::Busy));
         measures.sent(hop(3));
-        measures.received(&Message::End(End { job: "j".into(), why: EndReason::Finished }));
+        measures.received(&Message::End(End { job: "j".into(), incarnation: 1, why: EndReason::Finished }));
         assert!(measures.sent.is_empty());
         let text = system.metrics_text();
         for line in [

@@ -94,7 +94,7 @@ fn every_message() -> Vec<(&'static str, Message)> {
         ("recall", Message::Recall(chain())),
         ("recalled nothing", Message::Recalled(Recalled { chain: chain(), state: None })),
         ("recalled", Message::Recalled(Recalled { chain: chain(), state: Some(Arc::new(state())) })),
-        ("end", Message::End(End { job: "job-1".into(), why: EndReason::Cancelled })),
+        ("end", Message::End(End { job: "job-1".into(), incarnation: 3, why: EndReason::Cancelled })),
         ("ended", Message::Ended { job: "job-1".into() }),
         ("ping", Message::Ping { at: 1_700_000_000_000 }),
         ("pong", Message::Pong { at: -1, queue: 2, active: 300 }),

@@ -62,8 +62,13 @@ impl HopMachine {
     }
 
     pub(super) fn end(&mut self, now: Millis, from: Option<Link>, end: End, out: &mut Vec<HopEffect>) {
-        let End { job, why } = end;
+        let End { job, incarnation, why } = end;
         let retryable = why != EndReason::Cancelled;
+        let entry = self.jobs.entry(now, &job);
+        if retryable && incarnation < entry.incarnation {
+            return; // of a coordinator that another one has followed
+        }
+        entry.incarnation = entry.incarnation.max(incarnation);
         if self.jobs.end(now, &job, retryable) {
             let incarnation = self.jobs.entry(now, &job).incarnation;
             let record = Record::Ended { job: job.clone(), incarnation, retryable };
@@ -151,7 +156,8 @@ impl HopMachine {
             }
         }
         for job in orphans {
-            self.end(now, None, End { job, why: EndReason::Failed }, out);
+            let incarnation = self.jobs.entry(now, &job).incarnation;
+            self.end(now, None, End { job, incarnation, why: EndReason::Failed }, out);
         }
     }
 

@@ -152,7 +152,8 @@ impl Jobs {
     /// The records from which [`Jobs`] comes back, ended ones in their order.
     pub(super) fn snapshot(&self, records: &mut Vec<Record>) {
         for (name, job) in &self.jobs {
-            if job.fence > 0 || job.incarnation > 0 {
+            // The record of an end names the incarnation itself.
+            if job.fence > 0 || (job.incarnation > 0 && job.ended.is_none()) {
                 records.push(Record::Fence {
                     job: name.clone(),
                     epoch: job.fence,

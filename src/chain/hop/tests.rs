@@ -111,7 +111,7 @@ impl Rig {
     }
 
     fn end(&mut self, why: EndReason) -> Vec<HopEffect> {
-        self.receive(COORDINATOR, Message::End(End { job: "j".into(), why }))
+        self.receive(COORDINATOR, Message::End(End { job: "j".into(), incarnation: 1, why }))
     }
 
     fn recall(&mut self) -> Option<Arc<JobState>> {
@@ -291,6 +291,24 @@ fn what_is_retained_of_a_recalled_chain_is_in_the_snapshot() {
     rig.disk = rig.machine.snapshot();
     rig.restart();
     assert_eq!(rig.recall(), Some(sent));
+}
+
+/// Found by `chain::model`: an end says whose it is, so that the attach of the same coordinator, read later from the rest
+/// of an older connection, is not taken for a new attempt's.
+#[test]
+fn an_end_is_not_taken_back_by_an_attach_that_it_has_overtaken() {
+    let mut rig = Rig::new();
+    rig.end(EndReason::Failed);
+    let ended = send(COORDINATOR, Message::Ended { job: "j".into() });
+    assert_eq!(rig.persisted(), std::slice::from_ref(&ended));
+    assert_eq!(rig.attach(5, 1), [ended]);
+    assert_eq!(rig.take(at(0)), [refusal(0, RefuseReason::Ended)]);
+    rig.attach(6, 2);
+    rig.running(JobState { epoch: 6, ..at(0) });
+    // Nor does the end of one that another has followed end what is the other's.
+    assert_eq!(rig.end(EndReason::Failed), []);
+    let taken = rig.take(JobState { epoch: 6, ..at(1) });
+    assert!(matches!(taken[..], [HopEffect::Persist { record: Record::Held { .. }, .. }]), "{taken:?}");
 }
 
 #[test]
@@ -535,7 +553,10 @@ fn what_is_remembered_is_bounded() {
     let done = |rig: &Rig| rig.machine.snapshot().iter().filter(|r| matches!(r, Record::Done { .. })).count();
     assert_eq!(done(&rig), 3);
     for job in ["j", "k", "l"] {
-        rig.receive(COORDINATOR, Message::End(End { job: job.into(), why: EndReason::Finished }));
+        rig.receive(
+            COORDINATOR,
+            Message::End(End { job: job.into(), incarnation: 1, why: EndReason::Finished }),
+        );
     }
     assert_eq!(done(&rig), 0);
     assert_eq!(rig.machine.snapshot().len(), 2, "the two jobs that ended last");

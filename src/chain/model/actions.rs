@@ -8,7 +8,6 @@ use super::explore::Model;
 use super::world::{AGENTS, Agent, Bounds, COORDINATOR, Coordinator, Faults, World};
 use crate::chain::hop::HopMachine;
 use crate::chain::job::{Access, Combine, JobSpec, Step, Target};
-use crate::chain::message::Message;
 use crate::chain::run::RunMachine;
 use crate::chain::state::HopId;
 
@@ -148,10 +147,8 @@ impl Model for Job {
         let mut actions = Vec::new();
         for (conn, of) in &world.conns {
             for (back, packets) in [(false, &of.there), (true, &of.back)] {
-                for (place, packet) in packets.iter().enumerate() {
-                    // Within one connection nothing overtakes; an end that did would be taken back by the attach.
-                    let may_overtake = left.overtake > 0 && !matches!(packet.message, Message::End(_));
-                    if place == 0 || may_overtake {
+                for place in 0..packets.len() {
+                    if place == 0 || left.overtake > 0 {
                         actions.push(Action::Deliver { conn: *conn, back, place, keep: false });
                     }
                 }

@@ -316,6 +316,7 @@ fn failure_text(state: &JobState, error: &KeyError) -> String {
     }
     if !error.node.is_empty() {
         let address = state.nodes.iter().find(|node| node.id == error.node).map(|node| &node.redis);
+        let address = address.filter(|address| !address.is_empty());
         text = format!("node {}: {text}", address.unwrap_or(&error.node));
     }
     text

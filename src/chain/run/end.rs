@@ -87,6 +87,6 @@ impl RunMachine {
 
     pub(super) fn end_message(&self) -> Message {
         let why = self.record.ending.as_ref().map_or(EndReason::Failed, |ending| ending.status);
-        Message::End(End { job: self.record.spec.id.clone(), why })
+        Message::End(End { job: self.record.spec.id.clone(), incarnation: self.config.incarnation, why })
     }
 }

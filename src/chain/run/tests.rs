@@ -155,7 +155,7 @@ fn sends(to: &str, state: &JobState) -> RunEffect {
 }
 
 fn end(why: EndReason) -> Message {
-    Message::End(End { job: "j".into(), why })
+    Message::End(End { job: "j".into(), incarnation: 0, why })
 }
 
 fn ended() -> Message {
