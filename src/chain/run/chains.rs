@@ -162,8 +162,9 @@ impl RunMachine {
             self.change().returned.insert(key);
             self.settle(now, key, index, state, &from);
         } else if !self.record.returned.contains(&key) {
+            // The agent forgets it then, so that the chain was given up must be durable first.
             let message = Message::refuse(hop, RefuseReason::StaleEpoch { current: self.fence });
-            return out.push(RunEffect::Send { to: from, message });
+            return self.when_durable(RunEffect::Send { to: from, message });
         }
         self.when_durable(RunEffect::Send { to: from, message: Message::ack(vec![hop]) });
     }

@@ -178,6 +178,29 @@ fn needs_plan(out: &[RunEffect]) -> Option<(u32, Vec<u16>, Vec<String>)> {
     })
 }
 
+/// Found by `chain::model`: after a crash the chain would be live again, and nobody would have it.
+#[test]
+fn a_chain_that_was_given_up_is_refused_when_that_is_durable() {
+    let mut rig = Rig::new(0, Access::Read);
+    let plan = chain(1, 0, 0, 0);
+    rig.planned(1, vec![plan.clone()]);
+    rig.persisted();
+    rig.receive("a0", Message::ack(vec![plan.hop_id()]));
+    rig.input(RunInput::AgentLost { agent: "a0".into() });
+    let done = back(&plan, &[0]);
+    let refuses = |out: &[RunEffect]| {
+        out.iter().any(|effect| {
+            matches!(effect, RunEffect::Send { message: Message::Refuse(Refuse { hop, .. }), .. } if *hop == done.hop_id())
+        })
+    };
+    let out = rig.returns("a0", &done);
+    assert!(!refuses(&out), "{out:?}");
+    let out = rig.persisted();
+    assert!(refuses(&out), "{out:?}");
+    let out = rig.returns("a0", &done);
+    assert!(refuses(&out), "durable already: {out:?}");
+}
+
 #[test]
 fn a_job_goes_through() {
     let mut rig = Rig::new(1, Access::Read);
