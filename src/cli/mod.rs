@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Results go to standard output, logs and progress to standard error. Each subcommand is a module with its `Args` and
-//! a `run` that answers an [`Exit`] or says what went wrong.
+//! a `run` that answers an `Exit` or says what went wrong.
 
 mod agent;
 mod api;
