@@ -148,10 +148,9 @@ impl Model for Job {
         let mut actions = Vec::new();
         for (conn, of) in &world.conns {
             for (back, packets) in [(false, &of.there), (true, &of.back)] {
-                for place in 0..packets.len() {
+                for (place, packet) in packets.iter().enumerate() {
                     // Within one connection nothing overtakes; an end that did would be taken back by the attach.
-                    let may_overtake =
-                        left.overtake > 0 && !matches!(packets[place].message, Message::End(_));
+                    let may_overtake = left.overtake > 0 && !matches!(packet.message, Message::End(_));
                     if place == 0 || may_overtake {
                         actions.push(Action::Deliver { conn: *conn, back, place, keep: false });
                     }
