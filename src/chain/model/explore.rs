@@ -135,11 +135,11 @@ fn way<M: Model>(model: &M, visited: &[Visited], mut index: u32) -> Vec<String> 
     way
 }
 
-/// Two lamps that are put on one after the other; a fault may break one for good.
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Two lamps that are put on one after the other; a fault may break the second for good.
     struct Lamps {
         breaks: bool,
     }

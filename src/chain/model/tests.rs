@@ -113,7 +113,8 @@ fn run(name: &str, bounds: Bounds) -> Explored {
 #[test]
 fn no_unit_is_lost_or_folded_twice_and_every_run_ends() {
     let mut todo = small();
-    match std::env::var("SKALDS_MODEL").unwrap_or_default().as_str() {
+    let wanted = std::env::var("SKALDS_MODEL").unwrap_or_default();
+    match wanted.as_str() {
         "" => {}
         "full" => todo.extend(large()),
         name => {
@@ -138,7 +139,9 @@ fn no_unit_is_lost_or_folded_twice_and_every_run_ends() {
             });
         }
     });
-    println!("{} states in all", total.into_inner().unwrap());
+    let total = total.into_inner().unwrap();
+    println!("{total} states in all");
+    assert!(total > 200_000 || !matches!(wanted.as_str(), "" | "full"), "less is explored than was");
 }
 
 /// An agent that acknowledges before its record is durable is caught when it does so, and, where nobody looks at
