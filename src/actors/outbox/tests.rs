@@ -314,6 +314,8 @@ async fn an_owner_commits_on_its_own_thread_while_the_disk_is_quick() {
     for commit in commits {
         commit.await.expect("the disk is good");
     }
+    // It is counted after those who wait have been told, and before the next commit.
+    outbox.flush().await.expect("the disk is good");
     assert_eq!(outbox.stats().records, 3);
 }
 
