@@ -93,19 +93,23 @@ impl Masters {
         }
         self.owners[slot] = to;
         self.moved += 1;
-        // Until all have heard of its epoch: a node that claims the next slot with the same one takes this one away
-        // again, and with it the keys that have moved.
-        let claimed = self.epoch(to, "cluster_my_epoch");
-        wait_until(Duration::from_secs(10), "an epoch to be known", || {
-            (0..self.ids.len()).all(|node| self.epoch(node, "cluster_current_epoch") >= claimed)
+        // Until all know with which epoch it was claimed: a node that does not takes an older claim for the newer one,
+        // gives the slot back to who had it, and with it the keys that have moved.
+        let claimed = self.config_epoch(to, &to_id);
+        wait_until(Duration::from_secs(10), "a claim to be known", || {
+            (0..self.ids.len()).all(|node| self.config_epoch(node, &to_id) >= claimed)
         });
     }
 
-    fn epoch(&mut self, node: usize, name: &str) -> u64 {
-        let info: String =
-            redis::cmd("CLUSTER").arg("INFO").query(&mut self.connections[node]).expect("CLUSTER INFO");
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.expect("an epoch").parse().expect("a number")
+    /// With which epoch a node claims its slots, as another one (or itself) knows.
+    fn config_epoch(&mut self, as_seen_by: usize, id: &str) -> u64 {
+        let nodes: String = redis::cmd("CLUSTER")
+            .arg("NODES")
+            .query(&mut self.connections[as_seen_by])
+            .expect("CLUSTER NODES");
+        let line = nodes.lines().find(|line| line.starts_with(id));
+        // A node that has left is not known.
+        line.and_then(|line| line.split(' ').nth(6)?.parse().ok()).unwrap_or(0)
     }
 
     fn set_slot(&mut self, node: usize, slot: usize, how: &str, id: &str) {
