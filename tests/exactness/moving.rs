@@ -86,9 +86,11 @@ fn the_very_slot_in_work_moves() {
     });
 }
 
+/// Not on Redis 7.0: moved so often, a slot goes back to its former owner there now and then, without the keys that have
+/// moved. That loses keys with or without a job. (`node_engine` has moves on 7.0.)
 #[test]
 fn slots_that_move_to_and_fro() {
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::Valkey9] {
         every_key_once("to-and-fro", version, |_, round| {
             let mut rng = fastrand::Rng::with_seed(round as u64);
             let slots: Vec<usize> =
