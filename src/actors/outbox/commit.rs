@@ -11,6 +11,10 @@ use super::journal::{Batch, Journal};
 use super::segment::MAX_KEY;
 use super::{OutboxError, OutboxOptions, OutboxStats};
 
+/// An owner commits itself for so many who wait, where what counts is how soon it is done. With more the owner has better
+/// things to do in the meantime.
+const MOST_HERE: usize = 4;
+
 type Waiter = oneshot::Sender<Result<(), OutboxError>>;
 
 /// What the handles and the thread share.
@@ -179,8 +183,11 @@ impl Shared {
         }
     }
 
-    /// Commits what is queued: here when that is quick, else by the thread.
+    /// Commits what is queued: here when that is quick and few wait, else by the thread.
     pub(super) fn commit(&self) {
+        if self.lock().queue.waiters.len() > MOST_HERE {
+            return self.make_due();
+        }
         match self.writer.try_lock() {
             Ok(mut writer)
                 if writer.as_ref().is_some_and(|writer| writer.took < self.options.commit_here_below) =>
