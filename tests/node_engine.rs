@@ -6,6 +6,8 @@ mod support;
 mod drive;
 #[path = "node_engine/failures.rs"]
 mod failures;
+#[path = "node_engine/lost.rs"]
+mod lost;
 #[path = "node_engine/native.rs"]
 mod native;
 #[path = "node_engine/patterns.rs"]

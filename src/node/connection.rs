@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 
 use super::access::RedisAccess;
-use super::error::NodeError;
+use super::error::{NodeError, words};
 
 /// A connection that knows whose it is.
 #[derive(Clone)]
@@ -42,17 +42,15 @@ impl NodeConnection {
     ) -> Result<Answer, NodeError> {
         let mut connection = self.connection.clone();
         match tokio::time::timeout(limit, connection.send_packed_command(command)).await {
-            Ok(Err(error)) if error.code().is_none() => {
-                Err(NodeError::from_redis(&self.address, action, &error))
-            }
+            Ok(Err(error)) if error.code().is_none() => Err(NodeError::Lost {
+                node: self.address.clone(),
+                action: action.to_owned(),
+                reason: words(&error),
+            }),
             // Error replies inside an answer are not raised by the library at this level.
             Ok(Ok(redis::Value::ServerError(error))) => Ok(Err(error.into())),
             Ok(answer) => Ok(answer),
-            Err(_) => Err(NodeError::Unavailable {
-                node: self.address.clone(),
-                action: action.to_owned(),
-                reason: format!("no answer within {limit:?}"),
-            }),
+            Err(_) => Err(NodeError::lost(&self.address, action, limit)),
         }
     }
 
@@ -68,11 +66,7 @@ impl NodeConnection {
             .await
         {
             Ok(answers) => answers.map_err(|error| NodeError::from_redis(&self.address, action, &error)),
-            Err(_) => Err(NodeError::Unavailable {
-                node: self.address.clone(),
-                action: action.to_owned(),
-                reason: format!("no answer within {:?}", self.call_timeout),
-            }),
+            Err(_) => Err(NodeError::lost(&self.address, action, self.call_timeout)),
         }
     }
 

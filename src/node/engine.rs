@@ -38,6 +38,8 @@ pub(crate) struct Engine {
     /// Whether a SCAN cursor holds the slot in its low 14 bits, so that a scan can start in a slot (Redis 7.4 and
     /// Valkey 8 and later; undocumented, so what it shows is checked).
     pub(crate) slot_cursors: bool,
+    /// The server's time less ours, where calls must not be late.
+    clock: Option<ServerClock>,
     job: String,
     script: Script,
     sha: String,
@@ -55,6 +57,8 @@ impl Engine {
         let node = NodeConnection::open(address, access).await?;
         let info = node.text(&redis::cmd("INFO"), "read INFO").await?;
         let info = Info::new(&info);
+        // A call that reads does no harm however late it is.
+        let clock = if job.access == Access::Read { None } else { ServerClock::of(&node).await? };
         let modern = info.get("redis_version").is_some_and(|version| !version.starts_with(['4', '5', '6']));
         let read = job.access == Access::Read;
         let database = info.get(&format!("db{}", access.database));
@@ -65,6 +69,7 @@ impl Engine {
             cluster: info.get("cluster_enabled") == Some("1"),
             replication_id: info.get("master_replid").unwrap_or_default().to_owned(),
             slot_cursors: holds_slot_cursors(&info),
+            clock,
             job: job.id.clone(),
             script: Script::new(job, modern),
             sha: String::new(),
@@ -134,9 +139,11 @@ impl Engine {
             command.arg(self.pace.time_micros()).arg(self.pace.keys());
             command.arg(MARKER_LIFE.as_millis() as u64).arg(self.may_expire);
             command.arg(self.matcher.0).arg(&self.matcher.1[..]);
+            let limit = self.node.call_timeout;
+            command.arg(self.clock.map_or(0, |clock| clock.millis_in(limit)));
             rest(&mut command);
             let start = Instant::now();
-            let answer = self.node.answer(&command, STEP, self.node.call_timeout).await?;
+            let answer = self.node.answer(&command, STEP, limit).await?;
             let took = start.elapsed();
             self.note(took);
             match answer {
@@ -209,10 +216,45 @@ impl Engine {
         if let Some(error) = node_trouble(&self.node.address, action, &text) {
             return error;
         }
+        // The server has run none of it, or somebody has ended it.
+        if text.starts_with("LATE ") || text.contains("Script killed by user") {
+            let (node, action) = (self.node.address.clone(), action.to_owned());
+            return NodeError::Lost { node, action, reason: text };
+        }
         if text.contains("user_script") {
             return NodeError::job(&self.job, self.script.explain(&text));
         }
         NodeError::from_redis(&self.node.address, action, error)
+    }
+}
+
+/// A node's wall clock, as it was when we asked.
+#[derive(Debug, Clone, Copy)]
+struct ServerClock {
+    millis: u64,
+    asked: Instant,
+}
+
+impl ServerClock {
+    /// None where the user may not ask.
+    async fn of(node: &NodeConnection) -> Result<Option<Self>, NodeError> {
+        let action = "read its clock";
+        let time = match node.answer(&redis::cmd("TIME"), action, node.call_timeout).await? {
+            Ok(time) => time,
+            Err(error) => {
+                tracing::warn!(node = %node.address, %error, "a call that is cut off may take effect late");
+                return Ok(None);
+            }
+        };
+        let asked = Instant::now();
+        let (seconds, micros): (u64, u64) = redis::from_redis_value(time)
+            .map_err(|error| NodeError::unreadable(&node.address, action, error.to_string()))?;
+        Ok(Some(ServerClock { millis: seconds * 1_000 + micros / 1_000, asked }))
+    }
+
+    /// What it shows when this long has passed from now on, or a little more: the answer was under way for a while.
+    fn millis_in(self, wait: Duration) -> u64 {
+        self.millis + (self.asked.elapsed() + wait).as_millis() as u64
     }
 }
 

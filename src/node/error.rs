@@ -1,5 +1,7 @@
 //! What can go wrong between us and a cache node.
 
+use std::time::Duration;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// Why a node could not be asked, or a job's step could not be run on it. Never holds a password.
@@ -14,6 +16,16 @@ pub enum NodeError {
         /// What was tried.
         action: String,
         /// What the client or the server said.
+        reason: String,
+    },
+    /// The node was asked and has not answered: what it was asked may have been done, or may be done yet.
+    #[error("redis at {node} was asked to {action} and has not answered: {reason}")]
+    Lost {
+        /// The node's address.
+        node: String,
+        /// What was tried.
+        action: String,
+        /// What the client said.
         reason: String,
     },
     /// The node answered and refused: wrong password, no permission, a command that it does not have.
@@ -60,7 +72,23 @@ pub enum NodeError {
 impl NodeError {
     /// Whether the same attempt may succeed later: the connection broke, the node is loading, busy or full.
     pub fn is_transient(&self) -> bool {
-        matches!(self, NodeError::Unavailable { .. } | NodeError::NoSeed(_))
+        matches!(self, NodeError::Unavailable { .. } | NodeError::Lost { .. } | NodeError::NoSeed(_))
+    }
+
+    /// Whether a script holds the node, so that it answers nothing else.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, NodeError::Unavailable { reason, .. } if reason.starts_with("BUSY "))
+    }
+
+    /// Whether there is no server at this address: nothing that was asked there is under way any more.
+    pub(crate) fn says_nobody_listens(&self) -> bool {
+        matches!(self, NodeError::Unavailable { reason, .. } if reason.contains("Connection refused"))
+    }
+
+    /// A call that was given up after this long.
+    pub(crate) fn lost(node: &str, action: &str, limit: Duration) -> Self {
+        let reason = format!("no answer within {limit:?}");
+        NodeError::Lost { node: node.to_owned(), action: action.to_owned(), reason }
     }
 
     /// Reads what the client library said.

@@ -14,11 +14,12 @@
 //! responsibility. A job whose access is `Read` is held to it by the engine (Redis 7.0 and later).
 //!
 //! # What the Redis user needs
-//! INFO, PING, DBSIZE, CLIENT LIST, CLUSTER NODES, SLOTS, GETKEYSINSLOT and COUNTKEYSINSLOT, SCAN, GET, EXISTS,
+//! INFO, PING, TIME, DBSIZE, CLIENT LIST, CLUSTER NODES, SLOTS, GETKEYSINSLOT and COUNTKEYSINSLOT, SCAN, GET, EXISTS,
 //! SCRIPT LOAD, EVALSHA and EVALSHA_RO, the commands of the step, and the keys `skalds:unit:*` beside the job's own
-//! (SET on them for jobs that write).
+//! (SET on them for jobs that write). SCRIPT KILL, so that a step that never ends can be stopped.
 
 mod access;
+mod care;
 mod cluster;
 mod connection;
 mod engine;
@@ -41,6 +42,7 @@ mod slot_hop;
 mod unit;
 
 pub use access::RedisAccess;
+pub(crate) use care::end_script;
 pub use cluster::{ClusterView, NodeView, discover};
 pub use error::NodeError;
 pub use markers::forget_markers;

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use super::care::{Care, set_aside};
 use super::error::NodeError;
 use super::ledger::{Gain, Marker};
 use super::native_step::Written;
@@ -20,7 +21,11 @@ use crate::chain::value::Value;
 /// Bounds of SCAN's COUNT.
 const PAGE: std::ops::RangeInclusive<u64> = 8..=256;
 
-pub(crate) async fn advance(site: &mut Site, state: &mut JobState) -> Result<Turn, NodeError> {
+pub(crate) async fn advance(
+    site: &mut Site,
+    state: &mut JobState,
+    care: &mut Care,
+) -> Result<Turn, NodeError> {
     if state.sequence.complete {
         return Ok(Turn::Done(Onward::Next));
     }
@@ -28,9 +33,19 @@ pub(crate) async fn advance(site: &mut Site, state: &mut JobState) -> Result<Tur
         start_again(site, state)?;
     }
     let (cursor, gain, delta) = match &site.native {
-        None => in_engine(site, state.sequence.cursor).await?,
-        Some(_) => native(site, state.sequence.cursor).await?,
+        _ if care.is_out() => {
+            let (cursor, keys, mut gain) = page(site, state.sequence.cursor, *PAGE.start()).await?;
+            site.aside += 1;
+            keys.iter().for_each(|key| gain.fail(key, set_aside()));
+            (cursor, gain, Value::Nil)
+        }
+        None => in_engine(site, state.sequence.cursor, care.alone()).await?,
+        Some(_) => native(site, state.sequence.cursor, care.alone()).await?,
     };
+    if care.is_out() {
+        *care = Care::default();
+    }
+    care.answered();
     let mut acc = std::mem::take(&mut state.acc);
     let folded = site.fold(&mut acc, vec![delta]).await;
     state.acc = acc;
@@ -67,10 +82,10 @@ fn start_again(site: &Site, state: &mut JobState) -> Result<(), NodeError> {
     Ok(())
 }
 
-async fn in_engine(site: &mut Site, cursor: u64) -> Result<(u64, Gain, Value), NodeError> {
-    let count = site.engine.pace.keys().clamp(*PAGE.start(), *PAGE.end());
+async fn in_engine(site: &mut Site, cursor: u64, alone: bool) -> Result<(u64, Gain, Value), NodeError> {
+    let count = if alone { *PAGE.start() } else { site.engine.pace.keys().clamp(*PAGE.start(), *PAGE.end()) };
     let ran = site.engine.run("pages", |command| {
-        command.arg(cursor).arg(count);
+        command.arg(cursor).arg(count).arg(u8::from(alone));
     });
     let ran = ran.await?;
     let mut fields = Fields::new(ran.values);
@@ -80,15 +95,10 @@ async fn in_engine(site: &mut Site, cursor: u64) -> Result<(u64, Gain, Value), N
     Ok((next, gain, fields.value()))
 }
 
-async fn native(site: &mut Site, cursor: u64) -> Result<(u64, Gain, Value), NodeError> {
-    let tag = cursor.to_string();
-    if site.job.access == Access::Write
-        && let Ok((Some(marker), _)) = site.existing(&tag, "", &[]).await?
-    {
-        return recorded(site, &marker);
-    }
+/// One SCAN page: the next cursor, the keys that match, and what has been seen.
+async fn page(site: &mut Site, cursor: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>, Gain), NodeError> {
     let mut command = redis::cmd("SCAN");
-    command.arg(cursor).arg("COUNT").arg(*PAGE.end());
+    command.arg(cursor).arg("COUNT").arg(count);
     let start = Instant::now();
     let page = site.engine.node.call(&command, "read a SCAN page").await?;
     site.engine.note(start.elapsed());
@@ -108,6 +118,18 @@ async fn native(site: &mut Site, cursor: u64) -> Result<(u64, Gain, Value), Node
         }
     }
     gain.matched = matching.len() as u64;
+    Ok((next, matching, gain))
+}
+
+async fn native(site: &mut Site, cursor: u64, alone: bool) -> Result<(u64, Gain, Value), NodeError> {
+    let tag = cursor.to_string();
+    if site.job.access == Access::Write
+        && let Ok((Some(marker), _)) = site.existing(&tag, "", &[]).await?
+    {
+        return recorded(site, &marker);
+    }
+    let (next, matching, mut gain) =
+        page(site, cursor, if alone { *PAGE.start() } else { *PAGE.end() }).await?;
     if matching.is_empty() {
         return Ok((next, gain, Value::Nil));
     }

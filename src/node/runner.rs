@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::access::RedisAccess;
+use super::care::Care;
 use super::engine::Engine;
 use super::error::NodeError;
 use super::ledger::Place;
@@ -14,7 +15,7 @@ use super::slot_hop::SlotHop;
 use super::{page_hop, raw_hop};
 use crate::chain::job::{Combine, JobSpec, Step, Target};
 use crate::chain::slots::SlotSet;
-use crate::chain::state::{Hop, HopId, JobState, NodeId, PlanNode};
+use crate::chain::state::{Hop, HopId, JobState, MAX_ERRORS, NodeId, PlanNode};
 use crate::chain::value::Value;
 
 /// What an [`StepRunner::advance`] did.
@@ -57,6 +58,8 @@ pub struct StepRunner {
     hop: Option<(HopId, Work, Instant)>,
     /// How often the state has been changed.
     commits: u32,
+    /// The last call was lost, and the next one is about less.
+    narrowed: bool,
 }
 
 /// So many changes of the state go by before its size is looked at again: that takes as long as it is large.
@@ -64,7 +67,7 @@ const COMMITS_PER_SIZE: u32 = 32;
 
 enum Work {
     Slots(SlotHop),
-    Pages,
+    Pages(Care),
     Sequence(SequenceHop),
     Raw,
 }
@@ -88,7 +91,24 @@ impl StepRunner {
             agent: node.agent.clone().unwrap_or_else(|| "direct".into()),
             replication_id: engine.replication_id.clone(),
         };
-        Ok(StepRunner { site: Site { job: job.clone(), place, engine, native }, hop: None, commits: 0 })
+        let site = Site { job: job.clone(), place, engine, native, aside: 0 };
+        Ok(StepRunner { site, hop: None, commits: 0, narrowed: false })
+    }
+
+    /// Connects again after an error, and goes on where it was; behind another primary, from the state alone. Answers whether
+    /// the next call is about less than the one that was lost: then it is worth the attempt, however often that was.
+    ///
+    /// # Errors
+    /// As [`StepRunner::open`]; it may be tried again.
+    pub async fn reopen(&mut self, access: &RedisAccess) -> Result<bool, NodeError> {
+        let calls = self.site.engine.calls;
+        self.site.engine = Engine::open(&self.site.place.address, &self.site.job, access).await?;
+        self.site.engine.calls = calls;
+        if self.site.place.replication_id != self.site.engine.replication_id {
+            self.site.place.replication_id.clone_from(&self.site.engine.replication_id);
+            self.hop = None;
+        }
+        Ok(std::mem::take(&mut self.narrowed))
     }
 
     /// Makes at most one bounded call and folds what it did into `state`: units, delta, counters, errors and the hop's
@@ -96,23 +116,33 @@ impl StepRunner {
     ///
     /// # Errors
     /// When the node fails or the job cannot go on; `state` then holds nothing of what failed. After a transient
-    /// error ([`NodeError::is_transient`]) open a new runner and go on with the same state.
+    /// error ([`NodeError::is_transient`]) reopen the runner, or open a new one, and go on with the same state.
     pub async fn advance(&mut self, state: &mut JobState) -> Result<Advance, NodeError> {
         self.commits += 1;
         if self.commits.is_multiple_of(COMMITS_PER_SIZE) {
             check_size(state)?;
         }
-        let StepRunner { site, hop, .. } = self;
+        let StepRunner { site, hop, narrowed, .. } = self;
         let id = state.hop_id();
         if hop.as_ref().is_none_or(|(own, ..)| *own != id) {
             *hop = Some((id, Work::new(site, state).await?, Instant::now()));
         }
         let Some((_, work, last)) = hop else { return Ok(Advance::HopDone) };
         let turn = match work {
-            Work::Slots(slots) => slots.advance(site, state).await?,
-            Work::Pages => page_hop::advance(site, state).await?,
-            Work::Sequence(sequence) => sequence.advance(site, state).await?,
-            Work::Raw => raw_hop::advance(site, state).await?,
+            Work::Slots(slots) => slots.advance(site, state).await,
+            Work::Pages(care) => page_hop::advance(site, state, care).await,
+            Work::Sequence(sequence) => sequence.advance(site, state).await,
+            Work::Raw => raw_hop::advance(site, state).await,
+        };
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(error) => {
+                *narrowed = matches!(error, NodeError::Lost { .. }) && work.lost(site);
+                if !*narrowed {
+                    *hop = None;
+                }
+                return Err(error);
+            }
         };
         let now = Instant::now();
         site.report_calls(state, super::cluster::micros(now - *last));
@@ -155,9 +185,26 @@ impl Work {
         Ok(match (&site.job.step, &site.job.target) {
             (Step::Raw(_), _) => Work::Raw,
             (_, Target::OrderedKeys(_) | Target::Walk(_)) => Work::Sequence(SequenceHop::new(site).await?),
-            (_, Target::Pattern(_)) if !site.engine.cluster => Work::Pages,
+            (_, Target::Pattern(_)) if !site.engine.cluster => Work::Pages(Care::default()),
             (_, Target::Pattern(_) | Target::Keys(_)) => Work::Slots(SlotHop::new(site, state)),
         })
+    }
+}
+
+impl Work {
+    /// A call was lost. Answers whether the next one is about less.
+    fn lost(&mut self, site: &mut Site) -> bool {
+        // Where nothing is answered, it is not the keys' fault.
+        if site.aside >= MAX_ERRORS {
+            return false;
+        }
+        match self {
+            Work::Slots(slots) => return slots.lost(site),
+            Work::Pages(care) => care.lost(),
+            Work::Sequence(sequence) => sequence.lost(),
+            Work::Raw => return false,
+        }
+        true
     }
 }
 

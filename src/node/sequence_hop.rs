@@ -1,6 +1,7 @@
 //! A hop of a strict order: listed keys one after the other, or a walk. The accumulator passes from key to key, in the
 //! engine as long as the keys are here; then the chain follows the next key to its node.
 
+use super::care::{Care, set_aside};
 use super::cluster::{SlotRange, slot_table};
 use super::error::NodeError;
 use super::ledger::{Gain, Marker};
@@ -20,6 +21,7 @@ pub(crate) struct SequenceHop {
     /// Who owns what, as this node sees it; asked for at the start and after a refusal.
     table: Vec<SlotRange>,
     units: u64,
+    care: Care,
 }
 
 /// What happened to the key at hand.
@@ -34,7 +36,12 @@ enum Here {
 impl SequenceHop {
     pub(crate) async fn new(site: &Site) -> Result<Self, NodeError> {
         let table = if site.engine.cluster { slot_table(&site.engine.node).await? } else { Vec::new() };
-        Ok(SequenceHop { table, units: 0 })
+        Ok(SequenceHop { table, units: 0, care: Care::default() })
+    }
+
+    /// The last call was lost: keys are done one by one from now on.
+    pub(crate) fn lost(&mut self) {
+        self.care.lost();
     }
 
     pub(crate) async fn advance(&mut self, site: &mut Site, state: &mut JobState) -> Result<Turn, NodeError> {
@@ -45,12 +52,17 @@ impl SequenceHop {
         if let Some(owner) = self.elsewhere(site, &key) {
             return Ok(self.follow(site, state, &key, owner));
         }
+        if self.care.is_out() {
+            self.care = Care::default();
+            return self.set_aside(site, state, &key);
+        }
         let before = state.sequence.done;
         let here = match (&site.native, &site.job.target) {
             (Some(_), _) => native(site, state, &key).await?,
             (None, Target::OrderedKeys(_)) => self.ordered(site, state).await?,
-            (None, _) => walk(site, state, &key).await?,
+            (None, _) => walk(site, state, &key, self.care.alone()).await?,
         };
+        self.care.answered();
         let units = state.sequence.done - before;
         self.units += units;
         match here {
@@ -91,11 +103,26 @@ impl SequenceHop {
         Turn::Done(Onward::Node { id: owner.0, address: owner.1 })
     }
 
+    /// Passes over a key whose step gets no answer. A walk cannot: the step would have named the next key.
+    fn set_aside(&self, site: &mut Site, state: &mut JobState, key: &[u8]) -> Result<Turn, NodeError> {
+        if matches!(site.job.target, Target::Walk(_)) {
+            let key = String::from_utf8_lossy(key);
+            return Err(NodeError::job(&site.job.id, format!("the walk stands at {key:?}: {}", set_aside())));
+        }
+        site.aside += 1;
+        let stops = site.stops_at_failures();
+        let failures = vec![(key.to_vec(), set_aside())];
+        let gain = Gain { visited: 1, matched: 1, failed: 1, failures };
+        state.sequence.done += u64::from(!stops);
+        site.place.count(state, u64::from(!stops), gain);
+        Ok(if stops { Turn::Done(Onward::Stay) } else { Turn::Working(1) })
+    }
+
     async fn ordered(&self, site: &mut Site, state: &mut JobState) -> Result<Here, NodeError> {
         let job = site.job.clone();
         let Target::OrderedKeys(keys) = &job.target else { return Ok(Here::Done) };
         let done = state.sequence.done;
-        let fits = (site.engine.pace.keys() / 4).max(1) as usize;
+        let fits = if self.care.alone() { 1 } else { (site.engine.pace.keys() / 4).max(1) as usize };
         let next = keys.iter().skip(done as usize).take(fits);
         let next: Vec<_> = next.take_while(|key| self.elsewhere(site, key).is_none()).collect();
         let acc = pack(&state.acc);
@@ -163,9 +190,9 @@ fn outcome(site: &Site, handled: u64, gain: &Gain, why: Option<Vec<u8>>) -> Resu
     Ok(Here::Done)
 }
 
-async fn walk(site: &mut Site, state: &mut JobState, key: &[u8]) -> Result<Here, NodeError> {
+async fn walk(site: &mut Site, state: &mut JobState, key: &[u8], alone: bool) -> Result<Here, NodeError> {
     let acc = pack(&state.acc);
-    let (done, left) = (state.sequence.done, steps_left(site, state));
+    let (done, left) = (state.sequence.done, if alone { 1 } else { steps_left(site, state) });
     let ran = site.engine.run("walk", |command| {
         command.arg(&acc[..]).arg(done).arg(left).arg(key).arg(tag_of(slot_of(key)));
     });
@@ -197,9 +224,14 @@ async fn native(site: &mut Site, state: &mut JobState, key: &[u8]) -> Result<Her
         Ok(found) => found,
         Err(reason) => return Ok(Here::Refused(reason)),
     };
-    if let Some(marker) = marker {
-        let marker = Marker::read(&marker).map_err(|reason| site.engine.unreadable(reason))?;
-        (gain, acc) = (marker.gain, marker.delta);
+    let read =
+        |site: &Site, packed: &[u8]| Marker::read(packed).map_err(|reason| site.engine.unreadable(reason));
+    // A walk's next key, where a run before this one has recorded it.
+    let (mut recorded, mut packed) = (None, Vec::new());
+    if let Some(found) = marker {
+        let marker = read(site, &found)?;
+        packed = found;
+        (gain, acc, recorded) = (marker.gain, marker.delta, marker.last);
     } else if there.is_empty() {
         if walks {
             gain.fail(key, "there is no such key".into());
@@ -214,26 +246,42 @@ async fn native(site: &mut Site, state: &mut JobState, key: &[u8]) -> Result<Her
         acc = stepped.value;
         stepped.failures.into_iter().for_each(|(key, reason)| gain.fail(&key, reason));
         let marker = Marker { done: true, last: None, gain: gain.clone(), delta: acc.clone() };
-        match site.native_write(tag, &suffix, b"", &marker.packed(), &stepped.writes).await? {
+        packed = marker.packed();
+        match site.native_write(tag, &suffix, b"", &packed, &stepped.writes).await? {
             Written::Done(wrong) => wrong.into_iter().for_each(|(key, reason)| gain.fail(&key, reason)),
             Written::Refused(reason) => return Ok(Here::Refused(reason)),
-            Written::Already(marker) => {
-                let marker = Marker::read(&marker).map_err(|reason| site.engine.unreadable(reason))?;
-                (gain, acc) = (marker.gain, marker.delta);
+            Written::Already(found) => {
+                let marker = read(site, &found)?;
+                packed = found;
+                (gain, acc, recorded) = (marker.gain, marker.delta, marker.last);
             }
         }
     }
     let stopped = site.stops_at_failures() && gain.failed > 0;
-    let next = if walks && !stopped {
-        match site.native_next(key, acc.clone()).await {
-            Ok(next) => next,
-            Err(StepError::Elsewhere(reason)) if site.job.access == Access::Read => {
-                return Ok(Here::Refused(reason));
+    let next = match recorded {
+        Some(next) => Some(next).filter(|next| !next.is_empty()),
+        None if walks && !stopped => {
+            let next = match site.native_next(key, acc.clone()).await {
+                Ok(next) => next,
+                Err(StepError::Elsewhere(reason)) if site.job.access == Access::Read => {
+                    return Ok(Here::Refused(reason));
+                }
+                Err(error) => return Err(site.step_error(error)),
+            };
+            // Before the walk goes on, so that a second run goes the same way.
+            let last = Some(next.clone().unwrap_or_default());
+            let marker = Marker { done: true, last, gain: gain.clone(), delta: acc.clone() };
+            if site.job.access == Access::Write {
+                match site.native_write(tag, &suffix, &packed, &marker.packed(), &[]).await? {
+                    Written::Done(_) => next,
+                    Written::Refused(reason) => return Ok(Here::Refused(reason)),
+                    Written::Already(marker) => read(site, &marker)?.last.filter(|next| !next.is_empty()),
+                }
+            } else {
+                next
             }
-            Err(error) => return Err(site.step_error(error)),
         }
-    } else {
-        None
+        None => None,
     };
     state.acc = acc;
     if stopped {

@@ -21,6 +21,8 @@ pub(crate) struct Site {
     pub(crate) engine: Engine,
     /// The step, where it is one of Rust.
     pub(crate) native: Option<Arc<dyn ChainJob>>,
+    /// Keys and pages that were set aside.
+    pub(crate) aside: usize,
 }
 
 impl Site {

@@ -35,8 +35,22 @@ pub(crate) struct SlotHop {
     listed: Option<BTreeMap<u16, Vec<Vec<u8>>>>,
     /// How many keys the slots of this node have had so far, on average.
     keys_per_slot: f64,
-    /// So many of `ready` are run alone: together one of them was on its way elsewhere.
+    /// So many of `ready` are run alone: together one of them was on its way elsewhere, or got no answer.
     alone: usize,
+    /// So many of `queue` are run alone: together they got no answer.
+    queued_alone: usize,
+    /// What the call under way is about.
+    under_way: Option<UnderWay>,
+}
+
+#[derive(Clone, Copy)]
+enum UnderWay {
+    /// So many slots of `queue`.
+    Queued(usize),
+    /// The first of `ready`.
+    Unit,
+    /// So many of `ready`.
+    Units(usize),
 }
 
 impl SlotHop {
@@ -66,7 +80,32 @@ impl SlotHop {
             listed,
             keys_per_slot: 8.0,
             alone: 0,
+            queued_alone: 0,
+            under_way: None,
         }
+    }
+
+    /// The last call was lost. Answers whether it is known what it was about: then that is done in smaller pieces from now
+    /// on, else the hop has to begin again from its state.
+    pub(crate) fn lost(&mut self, site: &mut Site) -> bool {
+        match self.under_way.take() {
+            None => return false,
+            Some(UnderWay::Queued(1)) => {
+                self.queued_alone = self.queued_alone.saturating_sub(1);
+                if let Some(slot) = self.queue.pop_front() {
+                    let unit = self.unit(site, slot).with_care();
+                    self.ready.push_back(unit);
+                }
+            }
+            Some(UnderWay::Queued(slots)) => self.queued_alone = slots,
+            Some(UnderWay::Unit) => {
+                if let Some(unit) = self.ready.front_mut() {
+                    unit.lost(site);
+                }
+            }
+            Some(UnderWay::Units(units)) => self.alone = units,
+        }
+        true
     }
 
     pub(crate) async fn advance(&mut self, site: &mut Site, state: &mut JobState) -> Result<Turn, NodeError> {
@@ -82,10 +121,7 @@ impl SlotHop {
         }
         match self.big.pop_front() {
             Some(slot) => {
-                let unit = match self.listed.as_mut().and_then(|listed| listed.remove(&slot)) {
-                    Some(keys) => Unit::listed(slot, keys),
-                    None => Unit::unknown(site, slot),
-                };
+                let unit = self.unit(site, slot);
                 self.ready.push_back(unit);
                 Ok(Turn::Working(0))
             }
@@ -101,15 +137,24 @@ impl SlotHop {
         }
     }
 
+    fn unit(&mut self, site: &Site, slot: u16) -> Unit {
+        match self.listed.as_mut().and_then(|listed| listed.remove(&slot)) {
+            Some(keys) => Unit::listed(slot, keys),
+            None => Unit::unknown(site, slot),
+        }
+    }
+
     /// Patterns: the engine's own loop over as many slots as its budget allows.
     async fn whole_slots(&mut self, site: &mut Site, state: &mut JobState) -> Result<Turn, NodeError> {
         let slots = self.next_slots(site);
+        self.under_way = Some(UnderWay::Queued(slots.len()));
         let ran = site.engine.run("slots", |command| {
             for slot in &slots {
                 command.arg(*slot).arg(tag_of(*slot));
             }
         });
         let ran = ran.await?;
+        self.under_way = None;
         let (done, keys) = self.commit_batch(site, state, &slots, ran.values).await?;
         site.engine.pace.learn(ran.seen, ran.clock, keys + 2 * u64::from(done.len()));
         self.keys_per_slot += 0.3 * (keys as f64 / f64::from(done.len().max(1)) - self.keys_per_slot);
@@ -117,6 +162,9 @@ impl SlotHop {
     }
 
     fn next_slots(&self, site: &Site) -> Vec<u16> {
+        if self.queued_alone > 0 {
+            return self.queue.iter().take(1).copied().collect();
+        }
         // A few more than will fit: the script stops by itself.
         let fits = site.engine.pace.keys() as f64 * 1.3 / (self.keys_per_slot + 2.0);
         self.queue.iter().take(fits.clamp(FEWEST_SLOTS, MOST_SLOTS) as usize).copied().collect()
@@ -133,7 +181,7 @@ impl SlotHop {
                 empty.insert(slot);
             } else if count > GROUP_KEYS.min(budget) || site.native.is_some() {
                 self.big.push_back(slot);
-            } else if keys + count > budget && keys > 0 {
+            } else if keys > 0 && (keys + count > budget || self.queued_alone > 0) {
                 break;
             } else {
                 keys += count + 2;
@@ -149,6 +197,7 @@ impl SlotHop {
         }
         // What the call does not get to is put back in front by `commit_batch`.
         slots.iter().rev().for_each(|slot| self.queue.push_front(*slot));
+        self.under_way = Some(UnderWay::Queued(slots.len()));
         let ran = site.engine.run("groups", |command| {
             for slot in &slots {
                 let keys = &listed[slot];
@@ -157,6 +206,7 @@ impl SlotHop {
             }
         });
         let ran = ran.await?;
+        self.under_way = None;
         let (done, keys) = self.commit_batch(site, state, &slots, ran.values).await?;
         site.engine.pace.learn(ran.seen, ran.clock, keys + 2 * u64::from(done.len()));
         Ok(Turn::Working(done.len() + empty.len()))
@@ -198,6 +248,7 @@ impl SlotHop {
             site.place.leave_open(state, slot, reason);
         }
         self.queue.drain(..handled.min(self.queue.len()));
+        self.queued_alone = self.queued_alone.saturating_sub(handled);
         self.big.extend(big);
         let keys = gain.visited;
         site.place.count(state, done.len().into(), gain);
@@ -283,25 +334,22 @@ impl SlotHop {
             });
             let together = together.count();
             if site.native.is_some() && site.job.access == Access::Read && together > 1 && self.alone == 0 {
-                let mut units: Vec<Unit> = self.ready.drain(..together).collect();
-                if Unit::step_together(site, &mut units).await? {
-                    finished = units;
-                } else {
-                    self.alone = units.len();
-                    units.into_iter().rev().for_each(|unit| self.ready.push_front(unit));
+                self.under_way = Some(UnderWay::Units(together));
+                let units = &mut self.ready.make_contiguous()[..together];
+                let stepped = Unit::step_together(site, units).await?;
+                self.under_way = None;
+                if !stepped {
+                    self.alone = together;
                     return Ok(Turn::Working(0));
                 }
-            } else if let Some(mut unit) = self.ready.pop_front() {
-                match unit.advance(site, state).await {
-                    Ok(UnitStep::More) => self.ready.push_front(unit),
-                    Ok(UnitStep::Finished) => {
-                        self.alone = self.alone.saturating_sub(1);
-                        finished.push(unit);
-                    }
-                    Err(error) => {
-                        self.ready.push_front(unit);
-                        return Err(error);
-                    }
+                finished.extend(self.ready.drain(..together));
+            } else if let Some(unit) = self.ready.front_mut() {
+                self.under_way = Some(UnderWay::Unit);
+                let step = unit.advance(site, state).await?;
+                self.under_way = None;
+                if let UnitStep::Finished = step {
+                    self.alone = self.alone.saturating_sub(1);
+                    finished.extend(self.ready.pop_front());
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use super::care::{Care, set_aside};
 use super::error::NodeError;
 use super::ledger::{Gain, Marker};
 use super::native::StepError;
@@ -15,7 +16,7 @@ use super::site::Site;
 use crate::chain::glob::Glob;
 use crate::chain::job::{Access, Target};
 use crate::chain::slots::{SLOTS, slot_of, tag_of};
-use crate::chain::state::JobState;
+use crate::chain::state::{JobState, MAX_ERRORS};
 use crate::chain::value::Value;
 
 /// How many bytes of keys are held at a time; a slot with more is gone through several times.
@@ -35,8 +36,13 @@ pub(crate) struct Unit {
     key_bytes: usize,
     /// There are more beyond the last one.
     more: bool,
-    /// The last key applied.
+    /// The last key applied or set aside.
     last: Option<Vec<u8>>,
+    /// What the marker says of the last key; empty: nothing.
+    marked: Vec<u8>,
+    /// Keys set aside that the marker does not count yet.
+    unmarked: u64,
+    care: Care,
     /// The marker as it is stored; empty: none.
     marker: Vec<u8>,
     /// Listed keys may not exist.
@@ -82,6 +88,9 @@ impl Unit {
             key_bytes: 0,
             more: false,
             last: None,
+            marked: Vec::new(),
+            unmarked: 0,
+            care: Care::default(),
             marker: Vec::new(),
             must_check: false,
             gain: Gain::default(),
@@ -131,6 +140,47 @@ impl Unit {
 
     pub(crate) fn keys_left(&self) -> usize {
         self.keys.len()
+    }
+
+    /// Its keys are done one by one.
+    pub(crate) fn with_care(mut self) -> Self {
+        self.care.lost();
+        self
+    }
+
+    /// A call about this unit was lost; after several, so is the key that they were about.
+    pub(crate) fn lost(&mut self, site: &mut Site) {
+        self.care.lost();
+        if !self.care.is_out() {
+            return;
+        }
+        self.care = Care::default();
+        match (&self.state, self.keys.pop_first()) {
+            (State::Applying, Some(key)) => self.set_aside(site, key),
+            (State::Applying, None) | (State::Settled(_), _) => {}
+            (State::Listing { .. }, _) => {
+                self.state = State::Settled(Err("its keys cannot be listed".into()))
+            }
+        }
+    }
+
+    fn set_aside(&mut self, site: &mut Site, key: Vec<u8>) {
+        site.aside += 1;
+        self.key_bytes = self.key_bytes.saturating_sub(key.len() + KEY_OVERHEAD);
+        self.gain.failures.truncate(MAX_ERRORS - 1);
+        self.gain.failures.push((key.clone(), set_aside()));
+        self.last = Some(key);
+        if site.stops_at_failures() {
+            self.gain.failed += 1;
+            self.state = State::Settled(Ok(()));
+        } else if site.job.access == Access::Write && site.native.is_none() {
+            // The script counts them, so that the marker does too.
+            self.unmarked += 1;
+        } else {
+            self.gain.visited += 1;
+            self.gain.matched += 1;
+            self.gain.failed += 1;
+        }
     }
 
     pub(crate) fn take_delta(&mut self) -> Value {
@@ -231,6 +281,7 @@ impl Unit {
         let Target::Pattern(pattern) = &site.job.target else {
             return Err(site.engine.unreadable("only a pattern's keys are listed"));
         };
+        self.care.answered();
         self.take_in(keys, &Glob::new(pattern));
         self.state = if listed { State::Applying } else { State::Listing { cursor: Cursor::At(next), seen } };
         // The server's KEYS and GETKEYSINSLOT name expired keys, SCAN does not.
@@ -267,18 +318,22 @@ impl Unit {
     /// Takes over what a marker says; answers whether the unit is done.
     fn resume(&mut self, marker: Marker, packed: Vec<u8>) -> bool {
         self.marker = packed;
-        self.gain = marker.gain;
+        let failures = std::mem::take(&mut self.gain.failures);
+        self.gain = Gain { failures, ..marker.gain };
         self.delta = marker.delta;
-        self.last = marker.last.and_then(|last| last.strip_prefix(b"=").map(<[u8]>::to_vec));
-        if let Some(last) = &self.last {
-            let last = last.clone();
-            self.keys.retain(|key| *key > last);
+        self.marked = marker.last.unwrap_or_default();
+        let last = self.marked.strip_prefix(b"=").map(<[u8]>::to_vec);
+        if let Some(last) = &last {
+            self.keys.retain(|key| key > last);
         }
+        // What was set aside since then may be further on.
+        self.last = self.last.take().max(last);
         marker.done
     }
 
     /// After some keys were applied: goes on, lists the next ones, or is done.
     fn after_keys(&mut self, site: &Site, applied: &[Vec<u8>]) -> UnitStep {
+        self.care.answered();
         for key in applied {
             self.keys.remove(key);
             self.key_bytes = self.key_bytes.saturating_sub(key.len() + KEY_OVERHEAD);
@@ -303,21 +358,16 @@ impl Unit {
         self.settle(Ok(()))
     }
 
-    fn before(&self) -> Vec<u8> {
-        self.last.as_ref().map_or(Vec::new(), |last| [b"=", &last[..]].concat())
-    }
-
     /// Applies the next keys in the engine.
     async fn apply(&mut self, site: &mut Site) -> Result<UnitStep, NodeError> {
-        let most = (2 * site.engine.pace.keys()).min(MOST_KEYS) as usize;
+        let most = if self.care.alone() { 1 } else { (2 * site.engine.pace.keys()).min(MOST_KEYS) as usize };
         let keys: Vec<Vec<u8>> = self.keys.iter().take(most).cloned().collect();
-        if keys.is_empty() {
+        if keys.is_empty() && self.unmarked == 0 {
             return Ok(self.after_keys(site, &[]));
         }
         let last = keys.len() == self.keys.len() && !self.more;
-        let before = self.before();
         let ran = site.engine.run("part", |command| {
-            command.arg(tag_of(self.slot)).arg(&before).arg(u8::from(last));
+            command.arg(tag_of(self.slot)).arg(&self.marked).arg(u8::from(last)).arg(self.unmarked);
             command.arg(&keys);
         });
         let ran = ran.await?;
@@ -343,6 +393,10 @@ impl Unit {
                 let delta = fields.value();
                 site.engine.pace.learn(ran.seen, ran.clock, handled as u64);
                 if site.job.access == Access::Write {
+                    if let Some(key) = keys[..handled].last() {
+                        self.marked = [b"=", &key[..]].concat();
+                    }
+                    self.unmarked = 0;
                     // Counters and delta are the unit's so far: they went on from its marker.
                     gain.failures.splice(0..0, std::mem::take(&mut self.gain.failures));
                     self.gain = gain;
@@ -351,7 +405,7 @@ impl Unit {
                     self.gain.add(gain);
                     site.fold(&mut self.delta, vec![delta]).await?;
                 }
-                if handled == 0 && self.gain.failed == 0 {
+                if handled == 0 && !keys.is_empty() && self.gain.failed == 0 {
                     return Err(site.engine.unreadable("no key was handled"));
                 }
                 Ok(self.after_keys(site, &keys[..handled]))
@@ -382,7 +436,8 @@ impl Unit {
 
     /// Runs a step in Rust on the next keys and applies what it wants written.
     async fn apply_native(&mut self, site: &mut Site) -> Result<UnitStep, NodeError> {
-        let keys: Vec<Vec<u8>> = self.keys.iter().take(MOST_NATIVE_KEYS).cloned().collect();
+        let most = if self.care.alone() { 1 } else { MOST_NATIVE_KEYS };
+        let keys: Vec<Vec<u8>> = self.keys.iter().take(most).cloned().collect();
         let Some(last) = keys.last() else { return Ok(self.after_keys(site, &[])) };
         let all = keys.len() == self.keys.len() && !self.more;
         let tag = tag_of(self.slot);

@@ -75,6 +75,11 @@ async fn valkey_9_keeps_the_contract() {
 }
 
 #[tokio::test]
+async fn valkey_8_keeps_the_contract_by_emulation() {
+    on_server(Version::Valkey8, false).await;
+}
+
+#[tokio::test]
 async fn a_redis_8_cluster_keeps_the_contract() {
     let cluster = RedisCluster::start(Version::V8, 3, 0);
     on_redis(&cluster.url(), true).await;

@@ -177,6 +177,7 @@ async fn a_field_and_its_life_are_set_by_one_command() {
         (Version::Valkey9, "hsetex"),
         (Version::V7_4, "eval"),
         (Version::V7_0, "eval"),
+        (Version::Valkey8, "eval"),
     ] {
         let server = RedisServer::start(version, &[]);
         let cache = RedisCache::connect(&server.url()).await.unwrap();

@@ -227,7 +227,7 @@ fn a_write_job_that_was_interrupted_goes_on_under_its_id_and_leaves_nothing_behi
 
 #[test]
 fn a_single_server_is_walked_page_by_page() {
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {
         let server = RedisServer::start(version, &[]);
         let (commands, truth) = orders(5_000);
         crate::support::load(&server, commands);

@@ -5,7 +5,6 @@
 //! happens when is still up to the processes; a failure prints the seed and what was done when.
 
 mod fleet;
-mod proxy;
 mod servers;
 mod timeline;
 

@@ -13,7 +13,7 @@ const KEYS: usize = 30_000;
 #[test]
 fn nodes_behind_announced_host_names_are_reached_by_them() {
     let named = ["--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"];
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {
         let cluster = RedisCluster::start_with(version, 3, 0, &named);
         cluster.load(zeros(1_000));
         let hosts = || cluster.nodes.iter().map(|node| node.query::<String>(&["CLUSTER", "NODES"]));
@@ -31,7 +31,7 @@ fn nodes_behind_announced_host_names_are_reached_by_them() {
 /// A move that was broken off has left a key where its slot is not: it is not counted twice, and it is told.
 #[test]
 fn keys_that_a_node_holds_of_slots_that_are_not_its_own_are_told_and_not_counted() {
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {
         let cluster = RedisCluster::start(version, 3, 0);
         cluster.load(zeros(1_000));
         let slot = slot_of(b"user:1");

@@ -13,6 +13,7 @@ mod kinds;
 mod loss;
 mod movers;
 mod moving;
+mod proxy;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -35,7 +35,7 @@ fn values_are(place: &Place, prefix: &str, count: usize, value: i64) {
 
 #[test]
 fn a_unit_run_twice_has_one_effect_and_the_same_delta() {
-    for place in Place::each(&[Version::V8, Version::V7_0, Version::Valkey9], &[]) {
+    for place in Place::each(&[Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8], &[]) {
         place.load(strings("user:", 3_000));
         place.load(strings("{many}user:", 3_000));
         runtime().block_on(async {
@@ -101,7 +101,7 @@ fn a_big_slot_that_was_interrupted_goes_on_where_it_was() {
 
 #[test]
 fn slots_that_move_wait_and_every_key_is_written_once() {
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {
         let place = Place::cluster(version);
         place.load(strings("user:", 4_000));
         let Place::Cluster(cluster) = &place else { unreachable!() };
@@ -202,7 +202,7 @@ fn a_server_restarted_under_a_scan_is_scanned_again_or_refused() {
 
 #[test]
 fn a_reading_job_cannot_write() {
-    for version in [Version::V8, Version::V7_0, Version::Valkey9] {
+    for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {
         let place = Place::cluster(version);
         place.load(strings("user:", 10));
         runtime().block_on(async {

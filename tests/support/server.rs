@@ -26,11 +26,14 @@ pub enum Version {
     V7_0,
     /// Valkey 9.1.2.
     Valkey9,
+    /// Valkey 8.1.8.
+    Valkey8,
 }
 
 impl Version {
     /// All of them, newest Redis first.
-    pub const ALL: [Version; 4] = [Version::V8, Version::V7_4, Version::V7_0, Version::Valkey9];
+    pub const ALL: [Version; 5] =
+        [Version::V8, Version::V7_4, Version::V7_0, Version::Valkey9, Version::Valkey8];
 
     fn binary(self) -> PathBuf {
         binary(match self {
@@ -38,6 +41,7 @@ impl Version {
             Version::V7_4 => "REDIS_7_4_BIN",
             Version::V7_0 => "REDIS_7_0_BIN",
             Version::Valkey9 => "VALKEY_9_BIN",
+            Version::Valkey8 => "VALKEY_8_BIN",
         })
     }
 }

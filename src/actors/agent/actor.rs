@@ -180,7 +180,7 @@ impl AgentActor {
                     let abort = CancellationToken::new();
                     up.runs.insert(hop.clone(), abort.clone());
                     let (tools, agent) = (Arc::clone(&self.setup.tools), self.me.clone());
-                    let run = HopRun { hop, state: (*state).clone(), tools, abort, agent };
+                    let run = HopRun::new(hop, (*state).clone(), tools, abort, agent);
                     ctx.spawn(run.run().into_actor(self));
                     Ok(())
                 }

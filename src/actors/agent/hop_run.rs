@@ -13,8 +13,9 @@ use super::crash_point::crash_point;
 use crate::actors::ActorRef;
 use crate::chain::frame;
 use crate::chain::hop::HopInput;
+use crate::chain::job::Access;
 use crate::chain::state::{HopId, HopReport, JobState, KeyError, MAX_ERRORS, NodeId, PlanNode};
-use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner};
+use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner, end_script};
 
 /// A running hop is checkpointed when both have passed since the last time: what a crash runs again is bounded, and a
 /// hop of few large units does not spend its time on checkpoints.
@@ -72,11 +73,23 @@ impl std::fmt::Debug for Tools {
 
 /// One hop under way.
 pub(super) struct HopRun {
-    pub(super) hop: HopId,
-    pub(super) state: JobState,
-    pub(super) tools: Arc<Tools>,
-    pub(super) abort: CancellationToken,
-    pub(super) agent: ActorRef<AgentActor>,
+    hop: HopId,
+    state: JobState,
+    tools: Arc<Tools>,
+    abort: CancellationToken,
+    agent: ActorRef<AgentActor>,
+    /// A runner whose connection has failed, and goes on with another.
+    broken: Option<StepRunner>,
+    doubt: Doubt,
+}
+
+/// Whether a call of a writing job that was lost may still have an effect.
+#[derive(Debug, Clone, Copy, Default)]
+struct Doubt {
+    /// The node has not answered since: the call may be under way.
+    under_way: bool,
+    /// If it has not begun by then, the node refuses it as late.
+    until: Option<Instant>,
 }
 
 /// How a hop's work ended.
@@ -86,6 +99,16 @@ enum End {
 }
 
 impl HopRun {
+    pub(super) fn new(
+        hop: HopId,
+        state: JobState,
+        tools: Arc<Tools>,
+        abort: CancellationToken,
+        agent: ActorRef<AgentActor>,
+    ) -> Self {
+        HopRun { hop, state, tools, abort, agent, broken: None, doubt: Doubt::default() }
+    }
+
     /// Works the hop off and tells the agent how it ended.
     pub(super) async fn run(mut self) {
         let ended = match self.state.due_node().cloned() {
@@ -117,16 +140,62 @@ impl HopRun {
                 self.state.failed = Some(KeyError { key: Vec::new(), node: node.id.clone(), reason });
                 return End::Done;
             }
-            if answered.elapsed() >= timeout {
+            let must_stay = self.abort.is_cancelled() && self.doubt.under_way;
+            if answered.elapsed() >= timeout && !must_stay {
                 tracing::warn!(job = %self.hop.job, node = %node.redis, %error, "leaving the units of a hop open");
                 leave_open(&mut self.state, &error.to_string());
                 return End::Done;
             }
             tracing::debug!(job = %self.hop.job, node = %node.redis, %error, "trying a node again");
             tokio::select! {
-                () = self.abort.cancelled() => return End::Aborted,
+                () = self.abort.cancelled(), if !self.doubt.under_way => {
+                    self.settle().await;
+                    return End::Aborted;
+                }
                 () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_MAX),
             }
+        }
+    }
+
+    /// Connects, or connects again.
+    async fn connect(&mut self, node: &PlanNode, answered: &mut Instant) -> Result<StepRunner, NodeError> {
+        let access = &self.tools.access;
+        let Some(mut runner) = self.broken.take() else {
+            return StepRunner::open(node, &self.state.job, access, &self.tools.natives).await;
+        };
+        match runner.reopen(access).await {
+            Ok(narrowed) => {
+                if narrowed {
+                    *answered = Instant::now();
+                }
+                self.doubt.under_way = false; // it answers, so it runs no script
+                Ok(runner)
+            }
+            Err(error) => {
+                if error.is_busy() {
+                    self.end_script(node).await;
+                }
+                self.doubt.under_way &= !error.says_nobody_listens();
+                self.broken = Some(runner);
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until no lost call can have an effect any more.
+    async fn settle(&self) {
+        if let Some(until) = self.doubt.until {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    async fn end_script(&self, node: &PlanNode) {
+        let (job, redis) = (&self.hop.job, &node.redis);
+        match end_script(redis, &self.tools.access).await {
+            Ok(()) => {
+                tracing::warn!(%job, node = %redis, "ended a script that had held the node for too long")
+            }
+            Err(error) => tracing::warn!(%job, node = %redis, %error, "a script holds the node"),
         }
     }
 
@@ -139,21 +208,36 @@ impl HopRun {
         let key = (self.hop.job.clone(), self.hop.epoch, node.id.clone());
         let mut runner = match self.tools.take(&key) {
             Some(runner) => runner,
-            None => tokio::select! {
-                () = self.abort.cancelled() => return Ok(End::Aborted),
-                runner = StepRunner::open(node, &self.state.job, &self.tools.access, &self.tools.natives) => runner?,
-            },
+            None if self.doubt.under_way => self.connect(node, answered).await?,
+            None => {
+                let abort = self.abort.clone();
+                tokio::select! {
+                    () = abort.cancelled() => {
+                        self.settle().await;
+                        return Ok(End::Aborted);
+                    }
+                    runner = self.connect(node, answered) => runner?,
+                }
+            }
         };
         let (mut units, mut checkpointed) = (0u64, Instant::now());
         // A call that has been sent is waited for, also when the hop is to be aborted: its effects must be over
         // before anyone is told that it has stopped.
         while !self.abort.is_cancelled() {
-            match runner.advance(&mut self.state).await? {
-                Advance::HopDone => {
+            match runner.advance(&mut self.state).await {
+                Ok(Advance::HopDone) => {
                     self.tools.keep(key, runner);
                     return Ok(End::Done);
                 }
-                Advance::Working { units: done } => units += u64::from(done),
+                Ok(Advance::Working { units: done }) => units += u64::from(done),
+                Err(error) => {
+                    self.broken = Some(runner);
+                    if matches!(error, NodeError::Lost { .. }) && self.state.job.access != Access::Read {
+                        let until = Some(Instant::now() + self.tools.access.call_timeout);
+                        self.doubt = Doubt { under_way: true, until };
+                    }
+                    return Err(error);
+                }
             }
             if units > 0 {
                 crash_point("running");
@@ -165,6 +249,7 @@ impl HopRun {
                 (units, checkpointed) = (0, Instant::now());
             }
         }
+        self.settle().await;
         Ok(End::Aborted)
     }
 

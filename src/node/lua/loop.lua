@@ -3,7 +3,8 @@
 --
 -- ARGV: mode, args, job id, access ('r' read, 'w' write, 'i' idempotent write), '1' to stop at the first failing key,
 -- time budget in microseconds, key budget, a marker's life in milliseconds, '1' when keys may have expired unseen,
--- the matcher's kind and text; from 12 on what the mode needs.
+-- the matcher's kind and text, the server's time in milliseconds after which the call is too late (0: never); from 13
+-- on what the mode needs.
 do
 local _G = skalds_globals
 local redis, cmsgpack, string, table, error, pcall, xpcall, type, tonumber, tostring, unpack =
@@ -13,7 +14,14 @@ local pack, unpack_all = cmsgpack.pack, cmsgpack.unpack
 local sub, find, byte = string.sub, string.find, string.byte
 local MODE, JOB, ACCESS, STOP = ARGV[1], ARGV[3], ARGV[4], ARGV[5] == '1'
 local KEY_BUDGET, LIFE, MAY_EXPIRE = tonumber(ARGV[7]), ARGV[8], ARGV[9] == '1'
-local FIRST, MAX_FAILURES, BATCH = 12, 20, 32
+local FIRST, MAX_FAILURES, BATCH = 13, 20, 32
+
+-- The agent has stopped waiting for this call: what it would do now, nobody would know of.
+local NOT_AFTER = tonumber(ARGV[12])
+if NOT_AFTER > 0 then
+  local now = call('TIME')
+  if now[1] * 1000 + now[2] / 1000 > NOT_AFTER then return redis.error_reply('LATE the call came too late') end
+end
 
 -- Redis 7.0 has no clock in scripts: there the key budget alone ends a call.
 local os = _G.rawget(_G, 'os')
@@ -150,7 +158,8 @@ local function marker_of(tag, suffix)
   return MARKER .. tag .. '}:' .. JOB .. (suffix or '')
 end
 
--- A marker's value: whether its unit is done, '=' and the last key applied (false: not known), counters, delta.
+-- A marker's value: whether its unit is done, '=' and the last key applied (a walk: the next key, '' at its end; false:
+-- not known), counters, delta.
 local function mark(marker, done, last, v, m, f, delta)
   call('SET', marker, pack(done, last, v, m, f, delta), 'PX', LIFE)
 end

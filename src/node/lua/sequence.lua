@@ -1,23 +1,33 @@
 -- Units of a strict order: listed keys and walks.
 
--- One unit of a strict order. Answers nothing, or why this node cannot do it.
-local function one_key(key, tag, suffix, must_exist)
+-- One unit of a strict order; `following` names a walk's next key. Answers why this node cannot do it (nil: it has), and
+-- the next key: '' at the end, false when it is not known. A walk's marker holds it, so that a second run goes the
+-- same way.
+local function one_key(key, tag, suffix, following)
   local marker = marker_of(tag, suffix)
   local seen = try('GET', marker)
   if type(seen) == 'table' then return seen.err end
+  local m, f, after = matched, failed, false
   if seen then
-    local _, _, v, m, f, value = unpack_all(seen)
-    visited, matched, failed, acc = visited + v, matched + m, failed + f, value
-    return
+    local v, m, f, _
+    _, after, v, m, f, acc = unpack_all(seen)
+    visited, matched, failed = visited + v, matched + m, failed + f
+    if after or not following then return nil, after end
+  else
+    visited = visited + 1
+    if call('EXISTS', key) == 1 then
+      apply({key}, 1, 1)
+    elseif following then
+      skalds_fail(key, 'there is no such key')
+    end
+    if stopped then return nil, false end
   end
-  local m, f = matched, failed
-  visited = visited + 1
-  if call('EXISTS', key) == 1 then
-    apply({key}, 1, 1)
-  elseif must_exist then
-    skalds_fail(key, 'there is no such key')
+  if following then
+    local ok, found = xpcall(function() return following(key, acc) end, where)
+    if ok then after = found and tostring(found) or '' else skalds_fail(key, found) end
   end
-  if ACCESS == 'w' and not stopped then mark(marker, true, false, 1, matched - m, failed - f, acc) end
+  if ACCESS == 'w' and not seen then mark(marker, true, after, 1, matched - m, failed - f, acc) end
+  return nil, after
 end
 
 -- Listed keys in order: accumulator, number of the first, (key, tag) pairs.
@@ -51,20 +61,13 @@ local function walk()
   acc = unpack_all(ARGV[FIRST])
   local number, allowed = tonumber(ARGV[FIRST + 1]), tonumber(ARGV[FIRST + 2])
   local key, tag, steps, why = ARGV[FIRST + 3], ARGV[FIRST + 4], 0
-  local following = next
-  local function step_on() return following(key, acc) end
+  local after
   repeat
-    why = one_key(key, tag, ':' .. string.format('%d', number + steps), true)
+    why, after = one_key(key, tag, ':' .. string.format('%d', number + steps), next)
     if why or stopped then break end
-    local ok, after = xpcall(step_on, where)
-    if not ok then
-      skalds_fail(key, after)
-      if stopped then break end
-      after = nil
-    end
     steps = steps + 1
     spent = spent + 4
-    key = after and after ~= '' and tostring(after) or false
+    key = after and after ~= '' and after
     tag = key and tag_of(key)
   until not key or not tag or steps >= allowed or over()
   return pack(steps, visited, matched, failed, failures, why or false, key, acc)

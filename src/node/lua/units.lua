@@ -126,7 +126,7 @@ local function groups()
 end
 
 -- A part of one slot's keys, in ascending order: tag, '=' and the last key applied before ('' when none), '1' when
--- these are all that are left, then keys. For writes the counters and the accumulator go on from the marker's.
+-- these are all that are left, keys set aside since the marker was written, then keys. For writes the counters and the accumulator go on from the marker's.
 -- Answers: state ('ok', 'refused', 'marker'), then keys handled, counters, failures, accumulator; or why; or what
 -- the marker says, when it knows more than the caller.
 local function part()
@@ -139,7 +139,9 @@ local function part()
     if done or (last or '') ~= before then return pack('marker', done, last, v, m, f, delta) end
     had_visited, matched, failed, acc = v, m, f, delta
   end
-  local from, count = FIRST + 2, #ARGV - FIRST - 2
+  local aside = tonumber(ARGV[FIRST + 3])
+  had_visited, matched, failed = had_visited + aside, matched + aside, failed + aside
+  local from, count = FIRST + 3, #ARGV - FIRST - 3
   local batch = KEY_BUDGET < BATCH and KEY_BUDGET or BATCH
   while visited < count do
     local first = from + visited + 1
@@ -159,7 +161,7 @@ local function part()
   return pack('ok', handled, visited, matched, failed, failures, acc)
 end
 
--- A server without cluster mode: cursor, COUNT. Answers: cursor, counters, failures, delta.
+-- A server without cluster mode: cursor, COUNT, '1' for one page alone. Answers: cursor, counters, failures, delta.
 local function pages()
   local cursor = ARGV[FIRST]
   local marker = marker_of(cursor)
@@ -179,7 +181,7 @@ local function pages()
     visited = visited + count - markers
     if kept > 0 then apply(keys, 1, kept) end
     spent = spent + count + 2
-  until stopped or cursor == '0' or over()
+  until stopped or cursor == '0' or ARGV[FIRST + 2] == '1' or over()
   if ACCESS == 'w' and not stopped and matched > 0 then mark(marker, false, cursor, visited, matched, failed, acc) end
   return pack(cursor, visited, matched, failed, failures, acc)
 end

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::proxy::Proxy;
 use super::timeline::Timeline;
 use crate::PATIENCE;
+use crate::proxy::Proxy;
 use crate::support::{Process, RedisCluster, free_port};
 
 pub(super) struct Fleet<'a> {
