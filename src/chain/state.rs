@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
-use super::job::JobSpec;
-use super::slots::SlotSet;
+use super::job::{JobSpec, Target};
+use super::slots::{SlotSet, slot_of};
 use super::value::Value;
 
 /// A cache node's own id (`CLUSTER MYID`), or `host:port` on a server without cluster mode.
@@ -211,6 +211,17 @@ impl JobState {
             self.route.get(self.position as usize).map(|hop| hop.slots.clone()).unwrap_or_default();
         slots.subtract(&self.ledger());
         slots
+    }
+
+    /// A slot that the due hop is about, where that can be told.
+    pub fn due_slot(&self) -> Option<u16> {
+        let key = match &self.job.target {
+            Target::OrderedKeys(keys) => keys.get(usize::try_from(self.sequence.done).ok()?),
+            Target::Walk(start) if self.sequence.done == 0 => Some(start),
+            Target::Walk(_) => self.sequence.next_key.as_ref(),
+            Target::Pattern(_) | Target::Keys(_) => return self.due_slots().iter().next(),
+        };
+        key.map(|key| slot_of(key))
     }
 
     /// Notes a failed key, within the bound.

@@ -39,6 +39,7 @@ mod script;
 mod sequence_hop;
 mod site;
 mod slot_hop;
+mod successor;
 mod unit;
 
 pub use access::RedisAccess;
@@ -49,3 +50,4 @@ pub use markers::forget_markers;
 pub use native::{ChainJob, Command, NativeJobs, Reply, StepContext, StepError};
 pub use presence::Presence;
 pub use runner::{Advance, StepRunner, check};
+pub(crate) use successor::successor;

@@ -172,6 +172,7 @@ fn a_call_that_arrives_after_its_job_was_cancelled_writes_nothing() {
     job.interrupt();
     let ended = job.wait(PATIENCE);
     assert_eq!(ended.code, Some(130), "{} {}", ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("not confirmed by direct"), "{}", ended.stdout);
     let written = values(&cluster, &[0, 1, 2]);
     let calls = cluster.masters()[node].script_calls();
     proxies[node].heal();

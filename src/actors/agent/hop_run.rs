@@ -15,7 +15,7 @@ use crate::chain::frame;
 use crate::chain::hop::HopInput;
 use crate::chain::job::Access;
 use crate::chain::state::{HopId, HopReport, JobState, KeyError, MAX_ERRORS, NodeId, PlanNode};
-use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner, end_script};
+use crate::node::{Advance, NativeJobs, NodeError, RedisAccess, StepRunner, end_script, successor};
 
 /// A running hop is checkpointed when both have passed since the last time: what a crash runs again is bounded, and a
 /// hop of few large units does not spend its time on checkpoints.
@@ -25,6 +25,9 @@ const CHECKPOINT_EVERY: Duration = Duration::from_millis(50);
 /// Waits between attempts to reach a node that does not answer.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// After so long without an answer the other nodes are asked whether it has been replaced.
+const ASK_OTHERS_AFTER: Duration = Duration::from_millis(500);
 
 /// Runners that are kept for a chain's next hop at the same node; the oldest one goes.
 const IDLE_RUNNERS: usize = 16;
@@ -130,6 +133,7 @@ impl HopRun {
         let timeout = Duration::from_millis(self.state.job.limits.node_timeout_millis.into());
         let mut answered = Instant::now();
         let mut wait = RETRY_MIN;
+        let mut attempt = 0;
         loop {
             let error = match self.advance_until_error(node, &mut answered, &mut wait).await {
                 Ok(end) => return end,
@@ -141,12 +145,19 @@ impl HopRun {
                 return End::Done;
             }
             let must_stay = self.abort.is_cancelled() && self.doubt.under_way;
-            if answered.elapsed() >= timeout && !must_stay {
-                tracing::warn!(job = %self.hop.job, node = %node.redis, %error, "leaving the units of a hop open");
-                leave_open(&mut self.state, &error.to_string());
-                return End::Done;
+            let silent = answered.elapsed();
+            if !must_stay && silent >= ASK_OTHERS_AFTER {
+                let heir = self.successor(node, attempt).await;
+                if heir.is_some() || silent >= timeout {
+                    let heir = heir.map(|heir| format!("; {heir} has its slots now")).unwrap_or_default();
+                    let reason = format!("{error}{heir}");
+                    tracing::warn!(job = %self.hop.job, node = %node.redis, %reason, "leaving the units of a hop open");
+                    leave_open(&mut self.state, &reason);
+                    return End::Done;
+                }
             }
             tracing::debug!(job = %self.hop.job, node = %node.redis, %error, "trying a node again");
+            attempt += 1;
             tokio::select! {
                 () = self.abort.cancelled(), if !self.doubt.under_way => {
                     self.settle().await;
@@ -155,6 +166,12 @@ impl HopRun {
                 () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_MAX),
             }
         }
+    }
+
+    /// Who has taken over from a node that does not answer.
+    async fn successor(&self, node: &PlanNode, turn: usize) -> Option<String> {
+        let slot = self.state.due_slot()?;
+        successor(node, &self.state.nodes, slot, &self.tools.access, turn).await
     }
 
     /// Connects, or connects again.

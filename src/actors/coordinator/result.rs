@@ -18,6 +18,8 @@ use crate::node::{self, NodeError, StepRunner};
 
 /// How long a result waits for a node to be put together on: longer than a failover takes.
 const FOLD_PATIENCE: Duration = Duration::from_secs(60);
+/// The same for a partial result, which is worth less.
+const PARTIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Waits between the nodes that are asked.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
@@ -62,7 +64,15 @@ pub(super) async fn report(
     };
     let mut report = JobReport::new(&record.spec.id, status);
     report.partial = outcome.partial || status != LifecycleStatus::Finished;
-    report.error = outcome.reason.clone();
+    report.error = match (&outcome.reason, &outcome.unconfirmed[..]) {
+        (reason, []) => reason.clone(),
+        (reason, _) if status == LifecycleStatus::Finished => reason.clone(),
+        (reason, agents) => {
+            let reason = reason.as_deref().map(|reason| format!("{reason}; ")).unwrap_or_default();
+            let agents = agents.join(", ");
+            Some(format!("{reason}not confirmed by {agents}: a call under way there may still take effect"))
+        }
+    };
     how_far(&mut report, &record, outcome.units, outcome.tally);
     let name = |node: &NodeId| addresses.get(node).unwrap_or(node).clone();
     for hop in &record.settled.reports {
@@ -72,11 +82,15 @@ pub(super) async fn report(
     for error in &record.settled.errors {
         report.add_error(error, name(&error.node));
     }
-    match fold(task, &record).await {
+    let patience = if report.partial { PARTIAL_PATIENCE } else { FOLD_PATIENCE };
+    let nodes: Vec<(&NodeId, &String)> = addresses.iter().collect();
+    match fold(task, &record, &nodes, patience).await {
         Ok(value) => report.result = value.to_json(),
-        // The job is done, its result is not: that must not pass for a result.
         Err(reason) => {
-            report.status = LifecycleStatus::Failed;
+            // Where the job is done, its result is not: that must not pass for a result.
+            if status == LifecycleStatus::Finished {
+                report.status = LifecycleStatus::Failed;
+            }
             report.partial = true;
             report.error.get_or_insert(reason);
         }
@@ -98,13 +112,18 @@ impl From<NodeError> for Unfolded {
 
 /// One value from all that came back. A job whose units are all done does not fail because the node that happens to be
 /// asked to put them together has just gone: another one is asked, for as long as a failover may take.
-async fn fold(task: &Task, record: &RunRecord) -> Result<Value, String> {
+async fn fold(
+    task: &Task,
+    record: &RunRecord,
+    nodes: &[(&NodeId, &String)],
+    patience: Duration,
+) -> Result<Value, String> {
     let began = Instant::now();
     let (mut turn, mut wait) = (0, RETRY_MIN);
     loop {
-        match fold_on(task, record, turn).await {
+        match fold_on(task, record, nodes.get(turn % nodes.len().max(1))).await {
             Ok(value) => return Ok(value),
-            Err(unfolded) if unfolded.permanent || began.elapsed() >= FOLD_PATIENCE => {
+            Err(unfolded) if unfolded.permanent || began.elapsed() >= patience => {
                 return Err(unfolded.reason);
             }
             Err(unfolded) => {
@@ -116,15 +135,19 @@ async fn fold(task: &Task, record: &RunRecord) -> Result<Value, String> {
     }
 }
 
-/// The same, on the `turn`th node where a node is needed.
-async fn fold_on(task: &Task, record: &RunRecord, turn: usize) -> Result<Value, Unfolded> {
+/// The same, on this node where a node is needed.
+async fn fold_on(
+    task: &Task,
+    record: &RunRecord,
+    node: Option<&(&NodeId, &String)>,
+) -> Result<Value, Unfolded> {
     let job = &record.spec;
     let wrong = |reason: String| Unfolded { reason, permanent: true };
     let mut runner = None;
     let mut acc = record.settled.acc.clone();
     for delta in deltas(&record.settled) {
         acc = match &job.combine {
-            Combine::Merge => ready(&mut runner, task, turn).await?.merge(acc, delta).await?,
+            Combine::Merge => ready(&mut runner, task, node).await?.merge(acc, delta).await?,
             combine => combine::fold(combine, acc, delta).map_err(|error| wrong(error.to_string()))?,
         };
     }
@@ -135,7 +158,7 @@ async fn fold_on(task: &Task, record: &RunRecord, turn: usize) -> Result<Value, 
     if !matches!(job.step, Step::Lua(_) | Step::Native(_)) {
         return Ok(acc); // only these can bring a `finish` of their own
     }
-    Ok(ready(&mut runner, task, turn).await?.finish(acc).await?)
+    Ok(ready(&mut runner, task, node).await?.finish(acc).await?)
 }
 
 fn deltas(settled: &Settled) -> impl Iterator<Item = Value> + '_ {
@@ -146,14 +169,21 @@ fn deltas(settled: &Settled) -> impl Iterator<Item = Value> + '_ {
 async fn ready<'a>(
     runner: &'a mut Option<StepRunner>,
     task: &Task,
-    turn: usize,
+    node: Option<&(&NodeId, &String)>,
 ) -> Result<&'a mut StepRunner, Unfolded> {
-    let none = || Unfolded { reason: "the cluster has no nodes any more".into(), permanent: false };
+    let none = || Unfolded { reason: "no node of the cluster is known".into(), permanent: false };
     if runner.is_none() {
         let options = &task.options;
-        let view = node::discover(&options.seeds, &options.access).await?;
-        let node = view.nodes.get(turn % view.nodes.len().max(1)).ok_or_else(none)?;
-        let node = PlanNode { id: node.id.clone(), redis: node.redis.clone(), agent: None };
+        let (id, redis) = match node {
+            Some((id, redis)) => ((*id).clone(), (*redis).clone()),
+            // After a restart in the middle of the end.
+            None => {
+                let view = node::discover(&options.seeds, &options.access).await?;
+                let node = view.nodes.into_iter().next().ok_or_else(none)?;
+                (node.id, node.redis)
+            }
+        };
+        let node = PlanNode { id, redis, agent: None };
         *runner = Some(StepRunner::open(&node, &task.job, &options.access, &options.natives).await?);
     }
     runner.as_mut().ok_or_else(none) // it has just been set

@@ -112,7 +112,7 @@ impl Watch {
     }
 
     fn left(&self, progress: &JobProgress) -> Option<Duration> {
-        let total = progress.units_total?;
+        let total = progress.units_total.filter(|_| progress.phase == JobPhase::Running)?;
         let open = total.saturating_sub(progress.units_done) as f64;
         let elapsed = self.bar.elapsed().as_secs_f64();
         (progress.units_done > 0 && elapsed > 0.5)
