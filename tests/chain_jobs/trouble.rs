@@ -86,6 +86,62 @@ fn a_node_that_dies_leaves_a_partial_result_that_says_so() {
     assert!(said.contains(&dead) || said.contains("CLUSTERDOWN") || said.contains("slots"), "{said}");
 }
 
+/// Each reason why a node does not do its part is in the report, with the node and the units that stay open.
+#[test]
+fn the_reason_why_units_are_open_is_told() {
+    const INCR: &str = "function each(key, acc) redis.call('INCR', key) return (acc or 0) + 1 end";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("incr.lua");
+    std::fs::write(&file, INCR).unwrap();
+    let incr = ["--lua", file.to_str().unwrap(), "--write", "--match", "key:*", "--agents", "off"];
+    let brief = ["--node-timeout", "1s", "--max-replans", "1"];
+    let keys = || (0..500).map(|number| words(&["SET", &format!("key:{number}"), "0"]));
+    let told = |url: &str, node: &RedisServer, reason: &str| {
+        let (report, said) = failed(url, &[&incr[..], &brief].concat());
+        assert!(said.contains(reason) && said.contains(&node.address()), "{reason}: {said}");
+        assert!(report["units"]["done"].as_u64() < Some(16_384), "{reason}: {report:#}");
+    };
+
+    let mut cluster = three_masters();
+    cluster.load(keys());
+    cluster.masters().iter().for_each(|node| {
+        node.query::<()>(&["ACL", "SETUSER", "ann", "on", ">pw", "~*", "+@all", "-incr"]);
+    });
+    let limited = cluster.url().replace("redis://", "redis://ann:pw@");
+    let node = cluster.owner_of(b"key:0");
+    let (_, said) = failed(&limited, &[&incr[..], &brief].concat());
+    assert!(said.contains("permissions") && said.contains("redis at 127.0.0.1:"), "NOPERM: {said}");
+    node.freeze();
+    told(&cluster.url(), node, "has not answered");
+    node.thaw();
+    cluster.nodes[1].kill_hard();
+    let down = |node: &RedisServer| {
+        node.try_query::<String>(&["CLUSTER", "INFO"]).is_ok_and(|info| info.contains("cluster_state:fail"))
+    };
+    wait_until(PATIENCE, "the cluster is down", || down(&cluster.nodes[0]) && down(&cluster.nodes[2]));
+    let (_, said) = failed(&cluster.url(), &[&incr[..], &brief].concat());
+    assert!(
+        said.contains("CLUSTERDOWN") || said.contains(&cluster.nodes[1].address()),
+        "CLUSTERDOWN: {said}"
+    );
+
+    let primary = RedisServer::start(Version::V8, &[]);
+    crate::support::load(&primary, keys());
+    let replica = RedisServer::start(Version::V8, &["--replicaof", "127.0.0.1", &primary.port().to_string()]);
+    let linked = || replica.query::<String>(&["INFO", "replication"]).contains("master_link_status:up");
+    wait_until(PATIENCE, "the replica follows", linked);
+    told(&replica.url(), &replica, "READONLY");
+
+    let slowly = ["--key-load-delay", "4000", "--loading-process-events-interval-bytes", "1024"];
+    let mut loading = RedisServer::start(Version::V8, &[&["--save", "3600 1000000"][..], &slowly].concat());
+    crate::support::load(&loading, (0..5_000).map(|number| words(&["SET", &format!("key:{number}"), "0"])));
+    loading.query::<()>(&["SAVE"]);
+    loading.kill_hard();
+    loading.launch();
+    wait_until(PATIENCE, "it loads", || loading.log().contains("Loading RDB"));
+    told(&loading.url(), &loading, "LOADING");
+}
+
 #[test]
 fn slots_that_nobody_serves_are_named() {
     let cluster = three_masters();

@@ -99,7 +99,7 @@ impl RedisServer {
     }
 
     /// Starts the process and does not wait for it.
-    pub(super) fn launch(&mut self) {
+    pub fn launch(&mut self) {
         let program = self.version.binary();
         let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
         let port = self.port.to_string();
