@@ -266,6 +266,13 @@ fn hash_tag(key: &[u8]) -> &[u8] {
     }
 }
 
+/// What goes between the braces of a key of ours to put it into this key's slot, as a walk's script tells it from the key
+/// alone; where that cannot be told, [`tag_of`] its slot.
+pub fn key_tag(key: &[u8]) -> &[u8] {
+    let tag = hash_tag(key);
+    if tag.is_empty() || tag.contains(&b'}') { tag_of(slot_of(key)).as_bytes() } else { tag }
+}
+
 /// A short text whose slot is `slot`: what goes between braces to put a key of ours into a given slot.
 ///
 /// # Panics
@@ -293,6 +300,14 @@ pub fn tag_of(slot: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_keys_tag_puts_another_key_into_its_slot() {
+        for key in [&b"user:1"[..], b"a{b}c", b"", b"a}b", b"{}x", b"{a", b"{{a}}", b"}{a}{", b"a{}{b}"] {
+            let ours = [b"ours:{", key_tag(key), b"}:x"].concat();
+            assert_eq!(slot_of(&ours), slot_of(key), "{:?}", String::from_utf8_lossy(key));
+        }
+    }
 
     #[test]
     fn slots_are_those_of_the_specification() {

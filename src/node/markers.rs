@@ -13,7 +13,7 @@ use super::ledger::Marker;
 use super::reply::Fields;
 use super::unit::MARKER_PREFIX;
 use crate::chain::job::{Access, JobSpec, Step, Target};
-use crate::chain::slots::{SlotSet, slot_of, tag_of};
+use crate::chain::slots::{SlotSet, key_tag, slot_of, tag_of};
 
 /// Slots whose markers one call is given; it ends by its budget.
 const SLOTS_PER_CALL: usize = 1_024;
@@ -41,7 +41,7 @@ pub async fn forget_markers(
         Target::Pattern(_) => sites.forget_slots(job, &SlotSet::full()).await,
         Target::Keys(keys) => sites.forget_slots(job, &keys.iter().map(|key| slot_of(key)).collect()).await,
         Target::OrderedKeys(keys) => sites.forget_ordered(&job.id, keys).await,
-        Target::Walk(start) => sites.follow_walk(&job.id, start).await,
+        Target::Walk(start) => sites.follow_walk(&job.id, start, matches!(job.step, Step::Native(_))).await,
     }
 }
 
@@ -50,8 +50,8 @@ struct Sites<'a> {
     access: &'a RedisAccess,
 }
 
-fn name(tag: &str, job: &str, suffix: &str) -> Vec<u8> {
-    [MARKER_PREFIX, tag.as_bytes(), b"}:", job.as_bytes(), suffix.as_bytes()].concat()
+fn name(tag: &[u8], job: &str, suffix: &str) -> Vec<u8> {
+    [MARKER_PREFIX, tag, b"}:", job.as_bytes(), suffix.as_bytes()].concat()
 }
 
 impl Sites<'_> {
@@ -69,7 +69,11 @@ impl Sites<'_> {
         for (number, key) in keys.iter().enumerate() {
             let slot = slot_of(key);
             if let Some(node) = self.owner(slot) {
-                names.entry(&node.redis).or_default().push(name(tag_of(slot), job, &format!(":{number}")));
+                names.entry(&node.redis).or_default().push(name(
+                    tag_of(slot).as_bytes(),
+                    job,
+                    &format!(":{number}"),
+                ));
             }
         }
         for (redis, names) in names {
@@ -86,7 +90,7 @@ impl Sites<'_> {
     }
 
     /// Each marker of a walk names the next key.
-    async fn follow_walk(&self, job: &str, start: &[u8]) -> Result<(), NodeError> {
+    async fn follow_walk(&self, job: &str, start: &[u8], native: bool) -> Result<(), NodeError> {
         let mut connections: BTreeMap<&str, NodeConnection> = BTreeMap::new();
         let mut key = start.to_vec();
         for number in 0u64.. {
@@ -95,7 +99,8 @@ impl Sites<'_> {
             if !connections.contains_key(&node.redis[..]) {
                 connections.insert(&node.redis, NodeConnection::open(&node.redis, self.access).await?);
             }
-            let marker = name(tag_of(slot), job, &format!(":{number}"));
+            let tag = if native { tag_of(slot).as_bytes() } else { key_tag(&key) };
+            let marker = name(tag, job, &format!(":{number}"));
             match take(&connections[&node.redis[..]], &marker).await?.and_then(|marker| marker.last) {
                 Some(next) if !next.is_empty() => key = next,
                 _ => break,
@@ -108,7 +113,7 @@ impl Sites<'_> {
     async fn scan_pages(&self, job: &str) -> Result<(), NodeError> {
         let Some(node) = self.view.nodes.first() else { return Ok(()) };
         let connection = NodeConnection::open(&node.redis, self.access).await?;
-        let mut pattern = name("*", "", "");
+        let mut pattern = name(b"*", "", "");
         for byte in job.bytes() {
             pattern.extend_from_slice(&[b'\\', byte]);
         }

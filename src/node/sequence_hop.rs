@@ -11,7 +11,7 @@ use super::reply::{Fields, pack};
 use super::runner::{Onward, Turn};
 use super::site::Site;
 use crate::chain::job::{Access, Target};
-use crate::chain::slots::{slot_of, tag_of};
+use crate::chain::slots::{key_tag, slot_of, tag_of};
 use crate::chain::state::{JobState, NodeId};
 
 /// How many steps a walk may take unless the job's argument `max_steps` says otherwise.
@@ -194,7 +194,7 @@ async fn walk(site: &mut Site, state: &mut JobState, key: &[u8], alone: bool) ->
     let acc = pack(&state.acc);
     let (done, left) = (state.sequence.done, if alone { 1 } else { steps_left(site, state) });
     let ran = site.engine.run("walk", |command| {
-        command.arg(&acc[..]).arg(done).arg(left).arg(key).arg(tag_of(slot_of(key)));
+        command.arg(&acc[..]).arg(done).arg(left).arg(key).arg(key_tag(key));
     });
     let ran = ran.await?;
     let mut fields = Fields::new(ran.values);

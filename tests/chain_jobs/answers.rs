@@ -225,6 +225,46 @@ fn a_write_job_that_was_interrupted_goes_on_under_its_id_and_leaves_nothing_behi
     assert_eq!(cluster.key_count(), 9_000, "a job that has finished leaves no markers");
 }
 
+/// Markers of walks, strict orders and pages are named after where the job came by.
+#[test]
+fn a_write_job_that_has_finished_leaves_no_marker_of_any_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("raise.lua");
+    let text = "function each(key, acc) redis.call('HINCRBY', key, 'raised', 1) return (acc or 0) + 1 end
+        function next(key) return redis.call('HGET', key, 'next') end";
+    std::fs::write(&file, text).unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, (0..300).map(|number| format!("n:{number}\n")).collect::<String>()).unwrap();
+    let raise = ["--lua", file.to_str().unwrap(), "--write"];
+    let keys = keys.to_str().unwrap();
+    let chain = || (0..300).map(|n| words(&["HSET", &format!("n:{n}"), "next", &format!("n:{}", n + 1)]));
+    let cluster = three_masters();
+    cluster.load(chain());
+    let server = RedisServer::start(Version::V8, &[]);
+    crate::support::load(&server, chain());
+    for (number, target) in [
+        &["--start", "n:0", "--on-error", "skip", "--id", "walk.1"][..],
+        &["--keys-file", keys, "--ordered"],
+        &["--keys-file", keys],
+        &["--match", "n:*", "--id", "page_1"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let arguments = [&raise[..], target].concat();
+        // A walk ends at a key that does not exist, which is an error of that key.
+        let run = |url: &str| {
+            if number == 0 { crate::report(&crate::run(url, &arguments)) } else { finished(url, &arguments) }
+        };
+        assert_eq!(run(&cluster.url())["result"], 300, "{target:?}");
+        assert_eq!(cluster.key_count(), 300, "{target:?}");
+        assert_eq!(run(&server.url())["result"], 300, "{target:?}");
+        assert_eq!(server.query::<u64>(&["DBSIZE"]), 300, "{target:?}");
+    }
+    let raised: String = server.query(&["HGET", "n:7", "raised"]);
+    assert_eq!(raised, "4");
+}
+
 #[test]
 fn a_single_server_is_walked_page_by_page() {
     for version in [Version::V8, Version::V7_0, Version::Valkey9, Version::Valkey8] {

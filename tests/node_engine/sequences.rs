@@ -159,13 +159,12 @@ fn writes_of_a_walk_are_applied_once_though_the_state_is_lost() {
         );
         runtime().block_on(async {
             let view = view(&place).await;
-            let fresh = chain(
-                lua(Target::Walk(b"node:0".to_vec()), &text, Access::Write),
-                &view,
-                &Default::default(),
-            );
-            for _ in 0..2 {
-                let mut state = fresh.clone();
+            let job = lua(Target::Walk(b"node:0".to_vec()), &text, Access::Write);
+            // One step to a call, then many, then one: the same steps find the same markers.
+            for micros in [1, 2_000, 1] {
+                let mut job = job.clone();
+                job.limits.max_block_micros = micros;
+                let mut state = chain(job, &view, &Default::default());
                 run_chain(&mut state, &NativeJobs::new()).await.unwrap();
                 assert_eq!((state.acc, state.sequence.done), (Value::Int(40), 40));
             }
