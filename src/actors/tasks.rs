@@ -92,7 +92,7 @@ impl Tasks {
                 return Ok(Changed::Done(task));
             }
             next.update_date_time = before;
-            match self.storage.replace(&next, task.skalds.revision).await? {
+            match self.storage.replace(&next, &task).await? {
                 Stored::Done => {
                     next.skalds.revision = task.skalds.revision.saturating_add(1); // as the adapter has written it
                     self.notices.post(Notice::task(&next));

@@ -48,7 +48,7 @@ async fn the_first_to_replace_wins(storage: &Arc<dyn DiskStorage>) {
         async move {
             let mut next = task("cas", 1);
             next.executor = Some(format!("skald-{n}"));
-            storage.replace(&next, 0).await.unwrap()
+            storage.replace(&next, &task("cas", 1)).await.unwrap()
         }
     });
     let outcomes = futures_util::future::join_all(attempts).await;
@@ -64,10 +64,13 @@ async fn the_first_to_replace_wins(storage: &Arc<dyn DiskStorage>) {
     next.lifecycle_status = LifecycleStatus::Running;
     // The document's own revision does not matter, the given one does.
     next.skalds.revision = 77;
-    assert_eq!(storage.replace(&next, 1).await.unwrap(), Stored::Done);
+    assert_eq!(storage.replace(&next, &now).await.unwrap(), Stored::Done);
     let now = storage.get("cas").await.unwrap().unwrap();
     assert_eq!((now.skalds.revision, now.lifecycle_status), (2, LifecycleStatus::Running));
-    assert_eq!(storage.replace(&task("never there", 1), 0).await.unwrap(), Stored::Missing);
+    assert_eq!(
+        storage.replace(&task("never there", 1), &task("never there", 1)).await.unwrap(),
+        Stored::Missing
+    );
     storage.delete("cas").await.unwrap();
 }
 
@@ -310,8 +313,9 @@ async fn store_until_killed(path: &Path) {
                 let mut task = task(&id, n);
                 assert!(storage.insert(&task).await.unwrap());
                 say(&format!("{id} 0"));
+                let seen = task.clone();
                 task.lifecycle_status = LifecycleStatus::Running;
-                assert_eq!(storage.replace(&task, 0).await.unwrap(), Stored::Done);
+                assert_eq!(storage.replace(&task, &seen).await.unwrap(), Stored::Done);
                 say(&format!("{id} 1"));
             }
         }));

@@ -108,7 +108,9 @@ impl DiskStorage for SqliteStorage {
         self.read(|answer| Read::Get(id.into(), answer)).await
     }
 
-    async fn replace(&self, task: &Task, revision: u64) -> Result<Stored, BackendError> {
+    /// Whoever writes into the file raises the revision, so that it stands for the status and the incarnation.
+    async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError> {
+        let revision = seen.skalds.revision;
         let mut next = task.clone();
         next.skalds.revision = revision.saturating_add(1);
         let row = Row::of(&next)?;

@@ -3,13 +3,11 @@
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
 
-use super::row::{fold, status_name, status_of, task_of};
+use super::row::{fold, task_of};
 use super::schema::explain;
+use crate::backend::document::{PAGE_BYTES, status_name, status_of};
 use crate::backend::{BackendError, MAX_PAGE, TaskBatch, TaskOrder, TaskPage, TaskQuery, TaskScan};
 use crate::core::task::{LifecycleStatus, Task};
-
-/// A page ends early when its documents pass this.
-const PAGE_BYTES: usize = 32 << 20;
 
 pub(super) fn get(connection: &Connection, name: &str, id: &str) -> Result<Option<Task>, BackendError> {
     let found: Option<String> = connection

@@ -86,7 +86,9 @@ async fn one_broken_document_does_not_hide_the_others() {
     assert_eq!(storage.scan(&scan).await.unwrap().tasks, page.tasks);
     let error = storage.get("broken").await.unwrap_err();
     assert!(matches!(error, BackendError::Corrupt { .. }), "{error}");
-    let stale = storage.replace(&task("broken"), 7).await.unwrap_err();
+    let mut seen = task("broken");
+    seen.skalds.revision = 7;
+    let stale = storage.replace(&task("broken"), &seen).await.unwrap_err();
     assert!(matches!(stale, BackendError::Corrupt { .. }), "{stale}");
     assert!(storage.delete("broken").await.unwrap());
 }
