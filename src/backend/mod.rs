@@ -4,13 +4,15 @@
 //! | --- | --- | --- |
 //! | [`CacheMemory`] | hot state that expires: heartbeats, who is there | embedded, Redis |
 //! | [`EventQueue`] | events between processes | embedded |
-//! | [`DiskStorage`] | the tasks, durable | embedded (SQLite) |
+//! | [`DiskStorage`] | the tasks, durable | embedded (SQLite), MongoDB |
 //!
 //! Every adapter passes the same contract suite (`tests/backend_contract/`).
 
 mod document;
 pub mod embedded;
 mod inbox;
+#[cfg(feature = "mongo")]
+pub mod mongo;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod services;

@@ -1,0 +1,36 @@
+//! The indexes of the collection. Made when a storage is opened; a server that has them already does nothing.
+
+use mongodb::IndexModel;
+use mongodb::bson::{Document, doc};
+use mongodb::options::IndexOptions;
+
+/// Each with the question that it answers without sorting and without reading what it leaves out.
+pub(super) fn all() -> Vec<IndexModel> {
+    vec![
+        // A task by its id. The Python package makes the same one, under the same name.
+        index("id_1", doc! {"id": 1}, true),
+        // What a dispatcher can assign: the most urgent of a class, and of all.
+        index(
+            "skalds_dispatch_class",
+            doc! {"lifecycleStatus": 1, "className": 1, "priority": -1, "createDateTime": 1, "id": 1},
+            false,
+        ),
+        index(
+            "skalds_dispatch",
+            doc! {"lifecycleStatus": 1, "priority": -1, "createDateTime": 1, "id": 1},
+            false,
+        ),
+        // A sweep's next batch, of a monitor and of a Skald.
+        index("skalds_scan", doc! {"lifecycleStatus": 1, "id": 1}, false),
+        index("skalds_scan_executor", doc! {"executor": 1, "lifecycleStatus": 1, "id": 1}, false),
+        // The list, newest first.
+        index("skalds_newest", doc! {"createDateTime": -1, "id": 1}, false),
+        // The worker classes that there are.
+        index("skalds_class", doc! {"className": 1}, false),
+    ]
+}
+
+fn index(name: &str, keys: Document, unique: bool) -> IndexModel {
+    let options = IndexOptions::builder().name(name.to_owned()).unique(unique.then_some(true)).build();
+    IndexModel::builder().keys(keys).options(options).build()
+}
