@@ -3,6 +3,7 @@
 mod cache;
 mod cache_cases;
 mod events;
+mod mongo;
 mod redis;
 mod redis_cluster;
 mod storage;

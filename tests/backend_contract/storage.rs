@@ -14,7 +14,7 @@ use skalds::backend::{
 };
 use skalds::core::task::{LifecycleStatus, Task};
 
-fn task(id: &str, created: i64) -> Task {
+pub(crate) fn task(id: &str, created: i64) -> Task {
     Task::new(id, "Copy", created)
 }
 
@@ -226,7 +226,7 @@ async fn a_scan_visits_each_task_once_in_the_order_of_ids(storage: &dyn DiskStor
     assert!(storage.scan(&scan).await.unwrap().tasks.is_empty());
 }
 
-async fn all(storage: Arc<dyn DiskStorage>) {
+pub(crate) async fn all(storage: Arc<dyn DiskStorage>) {
     inserts_refuse_an_id_that_is_taken(&*storage).await;
     the_first_to_replace_wins(&storage).await;
     a_document_that_is_too_large_is_refused_and_changes_nothing(&*storage).await;

@@ -120,7 +120,10 @@ mod tests {
     #[test]
     fn a_document_without_our_counters_counts_as_zero() {
         let mut seen = Task::new("t", "C", 3);
-        assert_eq!(still(&seen).get("skalds.revision"), Some(&Bson::Document(doc! {"$in": [0_i64, Bson::Null]})));
+        assert_eq!(
+            still(&seen).get("skalds.revision"),
+            Some(&Bson::Document(doc! {"$in": [0_i64, Bson::Null]}))
+        );
         seen.skalds.revision = 7;
         assert_eq!(still(&seen).get("skalds.revision"), Some(&Bson::Int64(7)));
     }

@@ -44,10 +44,7 @@ impl MongoOptions {
 
 impl From<&MongoSettings> for MongoOptions {
     fn from(settings: &MongoSettings) -> Self {
-        MongoOptions {
-            database: settings.database.clone(),
-            ..MongoOptions::new(settings.url.expose())
-        }
+        MongoOptions { database: settings.database.clone(), ..MongoOptions::new(settings.url.expose()) }
     }
 }
 
@@ -59,7 +56,8 @@ pub(super) async fn client(options: &MongoOptions) -> Result<(Client, String), B
             service: "mongodb".into(),
             action: "connect".into(),
             missing: "looking up mongodb+srv addresses".into(),
-            hint: "name the hosts: mongodb://user:password@host1:27017,host2:27017/?tls=true&replicaSet=NAME".into(),
+            hint: "name the hosts: mongodb://user:password@host1:27017,host2:27017/?tls=true&replicaSet=NAME"
+                .into(),
         });
     }
     let mut parsed = ClientOptions::parse(url).await.map_err(|error| not_understood(url, &error))?;

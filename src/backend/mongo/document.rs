@@ -32,7 +32,10 @@ pub(super) fn fields(task: &Task) -> Result<Map<String, Value>, BackendError> {
 /// # Errors
 /// `Full` for a document that is too large, `Refused` for one that holds what BSON cannot.
 pub(super) fn of_task(task: &Task) -> Result<Document, BackendError> {
-    fields(task)?.into_iter().map(|(name, value)| Ok((name.clone(), field(&task.id, &name, value)?))).collect()
+    fields(task)?
+        .into_iter()
+        .map(|(name, value)| Ok((name.clone(), field(&task.id, &name, value)?)))
+        .collect()
 }
 
 /// One field, or one field of the sub-document `skalds`, of the task `id`.
@@ -43,7 +46,9 @@ pub(super) fn field(id: &str, name: &str, value: Value) -> Result<Bson, BackendE
     encode(name, value, 1).map_err(|what| BackendError::Refused {
         service: "mongodb".into(),
         action: format!("store task {id:?}"),
-        reason: format!("its {name} holds {what}, which a document cannot hold; leave it out, or store it as text"),
+        reason: format!(
+            "its {name} holds {what}, which a document cannot hold; leave it out, or store it as text"
+        ),
     })
 }
 

@@ -22,7 +22,9 @@ pub(super) fn explain(error: &Error, service: &str, action: &str) -> BackendErro
     match meaning(error) {
         Means::Away => BackendError::Unavailable { service, action, reason },
         Means::Refused("") => BackendError::Refused { service, action, reason },
-        Means::Refused(hint) => BackendError::Refused { service, action, reason: format!("{reason}; {hint}") },
+        Means::Refused(hint) => {
+            BackendError::Refused { service, action, reason: format!("{reason}; {hint}") }
+        }
         Means::TooLarge => BackendError::Full {
             what: format!("a document for {service}"),
             limit: "what the server takes (16 MiB)".into(),
@@ -75,8 +77,8 @@ fn meaning(error: &Error) -> Means {
 fn of_code(code: i32) -> Means {
     match code {
         // No host, timeouts, shutdown, elections, write conflicts, write concerns: later it may work.
-        6 | 7 | 24 | 50 | 63 | 64 | 79 | 89 | 91 | 100 | 112 | 133 | 134 | 189 | 202 | 262 | 317 | 358 | 9001
-        | 10058 | 10107 | 11600 | 11602 | 13388 | 13435 | 13436 => Means::Away,
+        6 | 7 | 24 | 50 | 63 | 64 | 79 | 89 | 91 | 100 | 112 | 133 | 134 | 189 | 202 | 262 | 317 | 358
+        | 9001 | 10058 | 10107 | 11600 | 11602 | 13388 | 13435 | 13436 => Means::Away,
         10334 | 17419 | 17420 => Means::TooLarge,
         14031 => Means::DiskFull,
         13 | 18 | 8000 => Means::Refused(
