@@ -13,8 +13,10 @@ use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use mongodb::action::Action;
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::error::ErrorKind;
+use mongodb::options::Hint;
 use mongodb::{Client, Collection};
 
 pub use self::connect::MongoOptions;
@@ -178,7 +180,11 @@ impl DiskStorage for MongoStorage {
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError> {
         let filter = query::filter(query)?;
         let collection = self.raw();
-        let count = collection.count_documents(filter.clone()).max_time(self.limit);
+        let hint = query::index(query).map(|name| Hint::Name(name.into()));
+        let count = collection
+            .count_documents(filter.clone())
+            .max_time(self.limit)
+            .optional(hint.clone(), |count, hint| count.hint(hint));
         let total = self.call("count tasks", count).await?;
         if query.offset >= total {
             return Ok(TaskPage { tasks: Vec::new(), total, next: None });
@@ -189,6 +195,7 @@ impl DiskStorage for MongoStorage {
             .sort(query::order(query.order))
             .skip(query.offset)
             .limit(limit as i64) // at most MAX_PAGE
+            .optional(hint, |find, hint| find.hint(hint))
             .max_time(self.limit);
         let mut cursor = self.call("list tasks", find).await?;
         let (tasks, count, _) = self.page(&mut cursor, limit as usize).await?;
@@ -200,10 +207,11 @@ impl DiskStorage for MongoStorage {
         if scan.statuses.is_empty() {
             return Ok(TaskBatch { tasks: Vec::new(), next: None });
         }
-        let find = self.raw();
-        let find = find
+        let collection = self.raw();
+        let find = collection
             .find(query::scan_filter(scan))
             .sort(doc! {"id": 1})
+            .hint(Hint::Name(query::scan_index(scan).into()))
             .limit(MAX_PAGE as i64 + 1) // one more says whether there is more
             .max_time(self.limit);
         let mut cursor = self.call("scan tasks", find).await?;

@@ -2,6 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
+use super::indexes;
 use crate::backend::document::status_name;
 use crate::backend::{BackendError, TaskOrder, TaskQuery, TaskScan};
 use crate::core::task::LifecycleStatus;
@@ -26,10 +27,9 @@ pub(super) fn filter(query: &TaskQuery) -> Result<Document, BackendError> {
     if let Some(executor) = &query.executor {
         filter.insert("executor", executor);
     }
-    let mut terms = Vec::new();
     if let Some(at) = query.due_at {
         for time in ["skalds.nextAttemptAt", "skalds.notBefore"] {
-            terms.push(doc! {"$or": [{time: Bson::Null}, {time: {"$lte": at}}]}); // null: or it is not there
+            filter.insert(time, doc! {"$not": {"$gt": at}}); // or it is not there
         }
     }
     if let Some(text) = query.text.as_deref().filter(|text| !text.is_empty()) {
@@ -43,12 +43,26 @@ pub(super) fn filter(query: &TaskQuery) -> Result<Document, BackendError> {
         let pattern = escape(text);
         let looks: Vec<Document> =
             SEARCHED.iter().map(|name| doc! {*name: {"$regex": &pattern, "$options": "i"}}).collect();
-        terms.push(doc! {"$or": looks});
-    }
-    if !terms.is_empty() {
-        filter.insert("$and", terms);
+        filter.insert("$or", looks);
     }
     Ok(filter)
+}
+
+/// The index for the questions that dispatchers and Skalds ask all the time. It is named in the question: by chance a server
+/// may take another one and read all tasks that have ended, too.
+pub(super) fn index(query: &TaskQuery) -> Option<&'static str> {
+    let dispatch = query.order == TaskOrder::DispatchOrder && query.statuses.len() == 1;
+    match (&query.executor, query.class_names.len()) {
+        (Some(_), _) if !query.statuses.is_empty() => Some(indexes::SCAN_EXECUTOR),
+        (None, 1) if dispatch => Some(indexes::DISPATCH_CLASS),
+        (None, 0) if dispatch => Some(indexes::DISPATCH),
+        _ => None,
+    }
+}
+
+/// The index of a sweep, named for the same reason.
+pub(super) fn scan_index(scan: &TaskScan) -> &'static str {
+    if scan.executor.is_some() { indexes::SCAN_EXECUTOR } else { indexes::SCAN }
 }
 
 /// The tasks of a sweep's next batch.
