@@ -65,6 +65,20 @@ impl MongoStorage {
         Ok(storage)
     }
 
+    /// Says what is there, and changes nothing.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn look(options: MongoOptions) -> Result<String, BackendError> {
+        let (client, service) = connect::client(&options).await?;
+        let storage =
+            MongoStorage { service, limit: options.call_timeout, client, database: options.database };
+        let database = storage.client.database(&storage.database);
+        let info = storage.call("ask its version", database.run_command(doc! {"buildInfo": 1})).await?;
+        let version = info.get_str("version").unwrap_or("unknown").to_owned();
+        let took = storage.ping().await?;
+        let count = storage.call("count tasks", storage.documents().estimated_document_count()).await?;
+        Ok(format!("{}: version {version}, {count} tasks, answers within {took:.1?}", storage.service))
+    }
+
     fn documents(&self) -> Collection<Document> {
         self.client.database(&self.database).collection(TASKS)
     }
