@@ -388,6 +388,9 @@ pub trait DiskStorage: Send + Sync {
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError>;
     /// The next batch of a sweep. Unlike [`DiskStorage::list`] it counts nothing and costs no more far in than at the start.
     async fn scan(&self, scan: &TaskScan) -> Result<TaskBatch, BackendError>;
+    /// The tasks with an order ([`crate::core::order::Untold`]) that was stored before this time and may not have been sent,
+    /// oldest first, [`MAX_PAGE`] at most. A document that cannot be read is left out and logged.
+    async fn untold(&self, before: Millis) -> Result<Vec<Task>, BackendError>;
     /// How many tasks there are of each status.
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError>;
     /// All worker classes that any task names, sorted.

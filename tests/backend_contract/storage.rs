@@ -12,6 +12,7 @@ use skalds::backend::embedded::SqliteStorage;
 use skalds::backend::{
     BackendError, DiskStorage, MAX_DOCUMENT, MAX_PAGE, Stored, TaskOrder, TaskQuery, TaskScan,
 };
+use skalds::core::order::{Order, Untold};
 use skalds::core::task::{LifecycleStatus, Task};
 
 pub(crate) fn task(id: &str, created: i64) -> Task {
@@ -226,6 +227,27 @@ async fn a_scan_visits_each_task_once_in_the_order_of_ids(storage: &dyn DiskStor
     assert!(storage.scan(&scan).await.unwrap().tasks.is_empty());
 }
 
+async fn orders_that_may_not_have_been_sent_are_found_oldest_first(storage: &dyn DiskStorage) {
+    let marked = |id: &str, at: Option<i64>| {
+        let mut task = task(id, 1);
+        task.skalds.untold = at.map(|at| Untold { order: Order::Stop, recipient: "py".into(), at });
+        task
+    };
+    let found = async |before| storage.untold(before).await.unwrap();
+    assert!(found(i64::MAX).await.is_empty());
+    let tasks =
+        [marked("late", Some(30)), marked("none", None), marked("new", Some(20)), marked("old", Some(10))];
+    storage.insert_many(&tasks).await.unwrap();
+    assert_eq!(ids(&found(30).await), ["old", "new"]);
+    assert_eq!(found(31).await.last(), Some(&tasks[0]));
+    assert_eq!(storage.replace(&marked("old", None), &tasks[3]).await.unwrap(), Stored::Done);
+    assert_eq!(storage.replace(&marked("none", Some(-5)), &tasks[1]).await.unwrap(), Stored::Done);
+    assert_eq!(ids(&found(30).await), ["none", "new"]);
+    for task in tasks {
+        storage.delete(&task.id).await.unwrap();
+    }
+}
+
 pub(crate) async fn all(storage: Arc<dyn DiskStorage>) {
     inserts_refuse_an_id_that_is_taken(&*storage).await;
     the_first_to_replace_wins(&storage).await;
@@ -233,6 +255,7 @@ pub(crate) async fn all(storage: Arc<dyn DiskStorage>) {
     tasks_are_found_by_what_they_are(&*storage).await;
     a_page_has_a_bound_and_the_pages_are_the_whole(&*storage).await;
     a_scan_visits_each_task_once_in_the_order_of_ids(&*storage).await;
+    orders_that_may_not_have_been_sent_are_found_oldest_first(&*storage).await;
     assert!(storage.ping().await.unwrap() < Duration::from_secs(5));
 }
 

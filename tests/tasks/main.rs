@@ -5,6 +5,8 @@ mod command;
 mod fleet;
 mod house;
 mod lifecycle;
+#[cfg(unix)]
+mod orders;
 mod python;
 #[cfg(feature = "redis")]
 mod redis;

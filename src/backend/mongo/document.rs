@@ -7,8 +7,8 @@ use crate::backend::{BackendError, document};
 use crate::core::task::Task;
 
 /// Whole numbers of 64 bits, however small they are: milliseconds.
-const TIMES: [&str; 5] =
-    ["createDateTime", "updateDateTime", "deadlineDateTime", "nextAttemptAt", "notBefore"];
+const TIMES: [&str; 6] =
+    ["createDateTime", "updateDateTime", "deadlineDateTime", "nextAttemptAt", "notBefore", "at"];
 /// What the server takes; a worker's result may be deeper.
 const MAX_DEPTH: usize = 100;
 

@@ -4,6 +4,8 @@ use mongodb::IndexModel;
 use mongodb::bson::{Document, doc};
 use mongodb::options::IndexOptions;
 
+/// Of the orders that may not have been sent.
+pub(super) const UNTOLD: &str = "skalds_untold";
 /// Of what a dispatcher can assign of one class.
 pub(super) const DISPATCH_CLASS: &str = "skalds_dispatch_class";
 /// Of what waits, in the dispatcher's order.
@@ -17,25 +19,43 @@ pub(super) const SCAN_EXECUTOR: &str = "skalds_scan_executor";
 pub(super) fn all() -> Vec<IndexModel> {
     vec![
         // A task by its id. The Python package makes the same one, under the same name.
-        index("id_1", doc! {"id": 1}, true),
+        index("id_1", doc! {"id": 1}, Kind::Unique),
         // What a dispatcher can assign: the most urgent of a class, and of all.
         index(
             DISPATCH_CLASS,
             doc! {"lifecycleStatus": 1, "className": 1, "priority": -1, "createDateTime": 1, "id": 1},
-            false,
+            Kind::Plain,
         ),
-        index(DISPATCH, doc! {"lifecycleStatus": 1, "priority": -1, "createDateTime": 1, "id": 1}, false),
+        index(
+            DISPATCH,
+            doc! {"lifecycleStatus": 1, "priority": -1, "createDateTime": 1, "id": 1},
+            Kind::Plain,
+        ),
         // A sweep's next batch, of a monitor and of a Skald.
-        index(SCAN, doc! {"lifecycleStatus": 1, "id": 1}, false),
-        index(SCAN_EXECUTOR, doc! {"executor": 1, "lifecycleStatus": 1, "id": 1}, false),
+        index(SCAN, doc! {"lifecycleStatus": 1, "id": 1}, Kind::Plain),
+        index(SCAN_EXECUTOR, doc! {"executor": 1, "lifecycleStatus": 1, "id": 1}, Kind::Plain),
+        // The few tasks that have one.
+        index(UNTOLD, doc! {"skalds.untold.at": 1}, Kind::Sparse),
         // The list, newest first.
-        index("skalds_newest", doc! {"createDateTime": -1, "id": 1}, false),
+        index("skalds_newest", doc! {"createDateTime": -1, "id": 1}, Kind::Plain),
         // The worker classes that there are.
-        index("skalds_class", doc! {"className": 1}, false),
+        index("skalds_class", doc! {"className": 1}, Kind::Plain),
     ]
 }
 
-fn index(name: &str, keys: Document, unique: bool) -> IndexModel {
-    let options = IndexOptions::builder().name(name.to_owned()).unique(unique.then_some(true)).build();
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    Unique,
+    /// Only the documents that have the field.
+    Sparse,
+}
+
+fn index(name: &str, keys: Document, kind: Kind) -> IndexModel {
+    let options = IndexOptions::builder()
+        .name(name.to_owned())
+        .unique((kind == Kind::Unique).then_some(true))
+        .sparse((kind == Kind::Sparse).then_some(true))
+        .build();
     IndexModel::builder().keys(keys).options(options).build()
 }

@@ -22,7 +22,7 @@ use mongodb::{Client, Collection};
 pub use self::connect::MongoOptions;
 use super::document::status_of;
 use super::{BackendError, DiskStorage, MAX_PAGE, Stored, TaskBatch, TaskPage, TaskQuery, TaskScan};
-use crate::core::task::{LifecycleStatus, Task};
+use crate::core::task::{LifecycleStatus, Millis, Task};
 
 /// The collection, in the database of [`MongoOptions::database`].
 const TASKS: &str = "tasks";
@@ -232,6 +232,18 @@ impl DiskStorage for MongoStorage {
         let (tasks, _, last) = self.page(&mut cursor, MAX_PAGE as usize).await?;
         let more = last.is_some() && self.call("scan tasks", cursor.advance()).await?;
         Ok(TaskBatch { tasks, next: last.filter(|_| more) })
+    }
+
+    async fn untold(&self, before: Millis) -> Result<Vec<Task>, BackendError> {
+        let collection = self.raw();
+        let find = collection
+            .find(doc! {"skalds.untold.at": {"$lt": before}})
+            .sort(doc! {"skalds.untold.at": 1})
+            .limit(MAX_PAGE as i64)
+            .hint(Hint::Name(indexes::UNTOLD.into()))
+            .max_time(self.limit);
+        let mut cursor = self.call("look for orders that were not sent", find).await?;
+        Ok(self.page(&mut cursor, MAX_PAGE as usize).await?.0)
     }
 
     /// A status that this version does not know is left out, and logged.

@@ -32,6 +32,15 @@ pub(super) fn scan(connection: &Connection, name: &str, scan: &TaskScan) -> Resu
     Ok(TaskBatch { tasks: readable(documents, name), next })
 }
 
+/// The tasks with an order that was stored before this time.
+pub(super) fn untold(connection: &Connection, name: &str, before: i64) -> Result<Vec<Task>, BackendError> {
+    let documents = connection
+        .prepare_cached("SELECT id, document FROM tasks WHERE untold < ?1 ORDER BY untold")
+        .and_then(|mut statement| take_documents(&mut statement.query([before])?))
+        .map_err(|error| explain(&error, name, "look for orders that were not sent"))?;
+    Ok(readable(documents, name))
+}
+
 /// One broken document must not hide all others; `get` and `delete` still reach it.
 fn readable(documents: Vec<(String, String)>, name: &str) -> Vec<Task> {
     let tasks = documents.into_iter().filter_map(|(id, document)| {

@@ -20,6 +20,8 @@ pub(super) struct Row {
     pub(super) due: Millis,
     pub(super) search: String,
     pub(super) document: String,
+    /// Since when an order waits to be sent.
+    pub(super) untold: Option<Millis>,
 }
 
 impl Row {
@@ -45,6 +47,7 @@ impl Row {
             due: due.unwrap_or(Millis::MIN),
             search,
             document,
+            untold: task.skalds.untold.as_ref().map(|untold| untold.at),
         })
     }
 }
