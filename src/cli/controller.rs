@@ -16,8 +16,8 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A controller and its nodes share a MongoDB and a Redis, or, on one machine, a folder and a Redis. SYSTEM_CONTROLLER_MODE says what it does: CONTROLLER answers
-the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
+A controller and its nodes share a MongoDB and a Redis, or, on one machine, a folder and a Redis. SYSTEM_CONTROLLER_MODE
+says what it does: CONTROLLER answers the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
 pub(crate) struct Args {
     #[command(flatten)]
     listen: ListenArgs,

@@ -372,8 +372,7 @@ async fn a_writer_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it() {
         let writer = rusqlite::Connection::open(path).unwrap();
         // Small enough a cache that half-done pages go to the log before the end.
         writer.execute_batch("PRAGMA cache_size = 1; BEGIN IMMEDIATE").unwrap();
-        let insert =
-            "INSERT INTO tasks VALUES (?1, 0, 'Created', 'C', NULL, 0, 0, 0, hex(randomblob(500)), '{}')";
+        let insert = "INSERT INTO tasks VALUES (?1, 0, 'Created', 'C', NULL, 0, 0, 0, hex(randomblob(500)), '{}', NULL)";
         for n in 0..2_000 {
             writer.execute(insert, [format!("half-{n}")]).unwrap();
         }

@@ -3,12 +3,9 @@
 use mongodb::bson::{Bson, Document, doc};
 use serde_json::{Map, Value};
 
-use super::document::{field, fields};
+use super::document::{OURS, field, fields, own_field};
 use crate::backend::{BackendError, document::status_name};
 use crate::core::task::Task;
-
-/// The sub-document that is ours.
-const OURS: &str = "skalds";
 
 /// Matches the document while it is as it was seen. A Python peer sets the status and the executor and knows nothing of
 /// revisions, so all of them are compared.
@@ -39,8 +36,8 @@ pub(super) fn update(seen: &Task, next: &Task) -> Result<Document, BackendError>
     let (mut before, mut after) = (fields(seen)?, fields(next)?);
     let (ours_before, ours_after) = (sub_document(&mut before), sub_document(&mut after));
     let mut write = Write { id: &next.id, set: Document::new(), unset: Document::new() };
-    write.differences("", &before, after)?;
-    write.differences("skalds.", &ours_before, ours_after)?;
+    write.differences("", &before, after, field)?;
+    write.differences("skalds.", &ours_before, ours_after, own_field)?;
     let mut update = doc! {"$set": write.set};
     if !write.unset.is_empty() {
         update.insert("$unset", write.unset);
@@ -67,13 +64,14 @@ impl Write<'_> {
         under: &str,
         before: &Map<String, Value>,
         after: Map<String, Value>,
+        encode: impl Fn(&str, &str, Value) -> Result<Bson, BackendError>,
     ) -> Result<(), BackendError> {
         for gone in before.keys().filter(|name| !after.contains_key(&name[..])) {
             self.unset.insert(format!("{under}{gone}"), "");
         }
         for (name, value) in after {
             if before.get(&name) != Some(&value) {
-                let value = field(self.id, &name, value)?;
+                let value = encode(self.id, &name, value)?;
                 self.set.insert(format!("{under}{name}"), value);
             }
         }

@@ -12,6 +12,13 @@ const TIMES: [&str; 6] =
 /// What the server takes; a worker's result may be deeper.
 const MAX_DEPTH: usize = 100;
 
+/// The sub-document that is ours.
+pub(super) const OURS: &str = "skalds";
+/// What workers return, which may be any JSON.
+const WORKERS_OWN: [&str; 2] = ["result", "checkpoint"];
+/// The only field of what is stored as JSON text.
+const AS_TEXT: &str = "$json";
+
 /// The fields of a task by their names on the wire.
 ///
 /// # Errors
@@ -32,13 +39,52 @@ pub(super) fn fields(task: &Task) -> Result<Map<String, Value>, BackendError> {
 /// # Errors
 /// `Full` for a document that is too large, `Refused` for one that holds what BSON cannot.
 pub(super) fn of_task(task: &Task) -> Result<Document, BackendError> {
-    fields(task)?
-        .into_iter()
-        .map(|(name, value)| Ok((name.clone(), field(&task.id, &name, value)?)))
-        .collect()
+    let mut document = Document::new();
+    for (name, value) in fields(task)? {
+        let value = match value {
+            Value::Object(ours) if name == OURS => {
+                let ours: Result<Document, BackendError> = ours
+                    .into_iter()
+                    .map(|(name, value)| Ok((name.clone(), own_field(&task.id, &name, value)?)))
+                    .collect();
+                Bson::Document(ours?)
+            }
+            value => field(&task.id, &name, value)?,
+        };
+        document.insert(name, value);
+    }
+    Ok(document)
 }
 
-/// One field, or one field of the sub-document `skalds`, of the task `id`.
+/// One field of the sub-document `skalds`. What a worker has returned is always taken: as text where BSON cannot hold it,
+/// or where it looks like such a text.
+pub(super) fn own_field(id: &str, name: &str, value: Value) -> Result<Bson, BackendError> {
+    if !WORKERS_OWN.contains(&name) {
+        return field(id, name, value);
+    }
+    let looks_like_text =
+        value.as_object().is_some_and(|value| value.len() == 1 && value.contains_key(AS_TEXT));
+    if !looks_like_text && let Ok(value) = encode(name, value.clone(), 2) {
+        return Ok(value);
+    }
+    let mut text = Document::new();
+    text.insert(AS_TEXT, value.to_string());
+    Ok(Bson::Document(text))
+}
+
+fn decode_own(name: &str, value: Bson) -> Value {
+    match value {
+        Bson::Document(value) if WORKERS_OWN.contains(&name) && value.len() == 1 => {
+            match value.get_str(AS_TEXT) {
+                Ok(text) => serde_json::from_str(text).unwrap_or_else(|_| text.into()), // others wrote it: then as it is
+                Err(_) => decode(Bson::Document(value)),
+            }
+        }
+        value => decode(value),
+    }
+}
+
+/// One field of the task `id`.
 ///
 /// # Errors
 /// `Refused` when it holds what BSON cannot.
@@ -100,6 +146,13 @@ pub(super) fn to_task(document: Document, what: impl FnOnce() -> String) -> Resu
             Bson::Double(number) if is_number(&name) && number.fract() == 0.0 && number.abs() < 9e15 => {
                 Value::from(number as i64)
             }
+            Bson::Document(ours) if name == OURS => {
+                let ours = ours.into_iter().map(|(name, value)| {
+                    let value = decode_own(&name, value);
+                    (name, value)
+                });
+                Value::Object(ours.collect())
+            }
             value => decode(value),
         };
         (name, value)
@@ -128,10 +181,10 @@ fn decode(value: Bson) -> Value {
         Bson::Document(fields) => {
             Value::Object(fields.into_iter().map(|(name, value)| (name, decode(value))).collect())
         }
-        Bson::Decimal128(number) => match number.to_string() {
-            text if text.parse::<u64>().is_ok() => text.parse::<u64>().unwrap_or_default().into(),
-            text => text.into(),
-        },
+        Bson::Decimal128(number) => {
+            let text = number.to_string();
+            text.parse::<u64>().map_or_else(|_| text.clone().into(), Value::from)
+        }
         Bson::DateTime(at) => at.try_to_rfc3339_string().unwrap_or_else(|_| at.to_string()).into(),
         Bson::ObjectId(id) => id.to_hex().into(),
         other => other.to_string().into(),
@@ -221,12 +274,16 @@ mod tests {
         task.attachments = json!({"a": {"b\0": 1}}).as_object().cloned();
         let error = of_task(&task).unwrap_err().to_string();
         assert!(error.contains("its attachments holds a field name with a zero byte"), "{error}");
-        let deep = (0..120).fold(json!(1), |inner, _| json!([inner]));
-        task.attachments = None;
-        task.skalds.result = Some(deep);
+        let deep = (0..110).fold(json!(1), |inner, _| json!([inner]));
+        task.attachments = json!({"deep": deep.clone()}).as_object().cloned();
         assert!(of_task(&task).unwrap_err().to_string().contains("100 levels"));
-        task.skalds.result = None;
+        // An outcome must not be lost for that.
+        task.attachments = None;
         task.lifecycle_status = LifecycleStatus::Finished;
-        assert_eq!(round(&task), task);
+        for outcome in [deep, json!({"b\0": [1]}), json!({"$json": "{"}), json!({"$json": 1, "x": 2})] {
+            task.skalds.result = Some(outcome.clone());
+            task.skalds.checkpoint = Some(outcome);
+            assert_eq!(round(&task), task);
+        }
     }
 }
