@@ -26,7 +26,7 @@ pub(super) struct Row {
 
 impl Row {
     /// # Errors
-    /// `Full` when the document is larger than [`MAX_DOCUMENT`].
+    /// `Full` when the document is larger than [`crate::backend::MAX_DOCUMENT`].
     pub(super) fn of(task: &Task) -> Result<Row, BackendError> {
         let document = document::to_json(task)?;
         let due = task.skalds.next_attempt_at.max(task.skalds.not_before);
