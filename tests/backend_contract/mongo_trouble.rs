@@ -1,7 +1,7 @@
 //! `MongoStorage` while its server is killed, hangs, or does not let it in.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use skalds::backend::mongo::{MongoOptions, MongoStorage};
@@ -21,18 +21,25 @@ fn impatient(url: String) -> MongoOptions {
     MongoOptions { call_timeout: LIMIT, connect_timeout: LIMIT / 2, ..MongoOptions::new(url) }
 }
 
+/// The writes of a round, and whether they may fail yet.
+#[derive(Default)]
+struct Round {
+    acknowledged: AtomicUsize,
+    killed: AtomicBool,
+}
+
 /// Eight callers store and change tasks as fast as they can until the server is gone; what was answered is kept.
 async fn store_until_it_is_away(
     storage: &MongoStorage,
-    round: usize,
-    away: Arc<AtomicBool>,
+    number: usize,
+    round: &Arc<Round>,
 ) -> Vec<(String, u64)> {
     let callers = (0..8).map(|caller| {
-        let storage = storage.clone();
+        let (storage, round) = (storage.clone(), Arc::clone(round));
         tokio::spawn(async move {
             let mut acknowledged = Vec::new();
             for n in 0.. {
-                let id = format!("{round}-{caller}-{n}");
+                let id = format!("{number}-{caller}-{n}");
                 let seen = task(&id, n);
                 let mut next = seen.clone();
                 next.lifecycle_status = LifecycleStatus::Running;
@@ -41,6 +48,7 @@ async fn store_until_it_is_away(
                     Ok(false) => panic!("{id} is new"),
                     Err(error) => return (acknowledged, error),
                 }
+                round.acknowledged.fetch_add(1, Ordering::SeqCst);
                 match storage.replace(&next, &seen).await {
                     Ok(Stored::Done) => acknowledged.push((id, 1)),
                     Ok(other) => panic!("nobody else changes {id}: {other:?}"),
@@ -53,7 +61,7 @@ async fn store_until_it_is_away(
     let mut all = Vec::new();
     for caller in futures_util::future::join_all(callers).await {
         let (acknowledged, error) = caller.unwrap();
-        assert!(away.load(Ordering::SeqCst), "a write failed before the server was killed: {error}");
+        assert!(round.killed.load(Ordering::SeqCst), "a write failed before the server was killed: {error}");
         assert!(matches!(error, BackendError::Unavailable { .. }), "{error}");
         all.extend(acknowledged);
     }
@@ -65,15 +73,15 @@ async fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
     let mut server = MongoServer::start();
     let storage = MongoStorage::connect(impatient(server.url())).await.unwrap();
     let mut acknowledged = Vec::new();
-    for round in 0..3 {
-        let away = Arc::new(AtomicBool::new(false));
+    for number in 0..3 {
+        let round = Arc::<Round>::default();
         let killing = async {
-            tokio::time::sleep(Duration::from_millis(700)).await; // in the middle of the stream
-            away.store(true, Ordering::SeqCst);
+            let enough = async || round.acknowledged.load(Ordering::SeqCst) > 100 * (number + 1);
+            wait_until_async(SOON, "enough writes", enough).await;
+            round.killed.store(true, Ordering::SeqCst);
             tokio::task::block_in_place(|| server.kill_hard());
         };
-        let (stored, ()) = tokio::join!(store_until_it_is_away(&storage, round, Arc::clone(&away)), killing);
-        assert!(stored.len() > 20, "only {} writes before the kill", stored.len());
+        let (stored, ()) = tokio::join!(store_until_it_is_away(&storage, number, &round), killing);
         acknowledged.extend(stored);
         tokio::task::block_in_place(|| server.restart());
         wait_until_async(SOON, "the storage to be there again", async || storage.ping().await.is_ok()).await;
