@@ -294,8 +294,14 @@ fn a_controller_and_its_nodes_share_a_mongodb_and_a_redis() {
         "{}",
         looked.stdout
     );
-    let refused = Process::run(SOON, &["dev", "--in-memory", "--mongo", &url]);
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr); // without a Redis
+    for (arguments, why) in [
+        (&["dev", "--mongo", &url][..], "--redis"),
+        (&["dev", "--mongo", &url, "--in-memory"], "cannot be used"),
+    ] {
+        let refused = Process::run(SOON, arguments);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
     let nowhere = Process::run(SOON, &["node", "--redis", &address]);
     assert_eq!(nowhere.code, Some(2));
     assert!(nowhere.stderr.contains("--mongo"), "{}", nowhere.stderr);

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", default_value = ".skald", help_heading = "Backends")]
     data: PathBuf,
     /// Keep the tasks in memory: they are gone with the process
-    #[arg(long, conflicts_with = "data", help_heading = "Backends")]
+    #[arg(long, conflicts_with_all = ["data", "mongo"], help_heading = "Backends")]
     in_memory: bool,
     #[command(flatten)]
     mongo: MongoArgs,
