@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{Finished, Process, RedisServer, Version, wait_until};
+use support::{Finished, MongoServer, Process, RedisServer, Version, wait_until};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -240,6 +240,78 @@ fn a_controller_and_its_nodes_share_a_folder_and_a_redis() {
     assert!(!said.contains("hunter2"), "{said}");
     let alone = Process::run(SOON, &["node", "--data", data.to_str().unwrap()]);
     assert_eq!(alone.code, Some(2), "{}", alone.stderr);
+}
+
+#[test]
+fn a_controller_and_its_nodes_share_a_mongodb_and_a_redis() {
+    let redis = RedisServer::start(Version::V8, &[]);
+    let mut mongo = MongoServer::start();
+    let (url, address) = (mongo.url(), redis.address());
+    let shared = ["--mongo", &url, "--database", "fleet", "--redis", &address];
+    let listen = ["controller", "--listen", "127.0.0.1:0"];
+    let mut controller = Process::skald(&[&listen, &shared[..]].concat());
+    let client = Client(controller.ready_value(SOON, "api"));
+    // The variables of the Python package say the same.
+    let variables = [("MONGO_HOST", &url[..]), ("DB_NAME", "fleet"), ("REDIS_URL", &address)];
+    let mut nodes = [
+        Process::skald(&[&["node", "--id", "one"], &shared[..]].concat()),
+        Process::skald_with(&["node", "--id", "two"], &variables),
+    ];
+    nodes.iter_mut().for_each(|node| {
+        node.ready(SOON);
+    });
+    let create = |id: &str, seconds: &str| {
+        let argv = format!(r#"argv=["sleep","{seconds}"]"#);
+        let created = client.task(&["create", "Command", "--id", id, "-a", &argv]);
+        assert_eq!(created.code, Some(0), "{}", created.stderr);
+    };
+    let ids: Vec<String> = (0..4).map(|number| format!("task-{number}")).collect();
+    ids.iter().for_each(|id| create(id, "0.3"));
+    create("long", "600");
+    client.wait_for_status("long", "Running");
+    ids.iter().for_each(|id| client.wait_for_status(id, "Finished"));
+    let updated = client.task(&["update", "long", "-a", "colour=red"]);
+    assert_eq!(updated.code, Some(0), "{}", updated.stderr);
+    assert_eq!(client.json(&["show", "long"])["attachments"]["colour"], "red");
+    assert_eq!(client.json(&["show", "long"])["lifecycleStatus"], "Running");
+
+    // While the server is away nothing is lost: what runs goes on, and is cancelled after it is back.
+    mongo.kill_hard();
+    let away = client.task(&["show", "long"]);
+    assert_eq!(away.code, Some(1));
+    assert!(away.stderr.contains("mongodb at 127.0.0.1"), "{}", away.stderr);
+    mongo.restart();
+    wait_until(SOON, "the tasks to be there again", || client.task(&["show", "long"]).code == Some(0));
+    assert_eq!(client.json(&["show", "long"])["lifecycleStatus"], "Running");
+    assert_eq!(client.task(&["cancel", "long"]).code, Some(0));
+    client.wait_for_status("long", "Cancelled");
+    create("after", "0.1");
+    client.wait_for_status("after", "Finished");
+
+    let looked = Process::run(SOON, &["doctor", "--mongo", &url, "--database", "fleet"]);
+    assert!(
+        looked.stdout.contains("(database fleet): version ") && looked.stdout.contains("6 tasks"),
+        "{}",
+        looked.stdout
+    );
+    for (arguments, why) in [
+        (&["dev", "--mongo", &url][..], "--redis"),
+        (&["dev", "--mongo", &url, "--in-memory"], "cannot be used"),
+    ] {
+        let refused = Process::run(SOON, arguments);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    }
+    let nowhere = Process::run(SOON, &["node", "--redis", &address]);
+    assert_eq!(nowhere.code, Some(2));
+    assert!(nowhere.stderr.contains("--mongo"), "{}", nowhere.stderr);
+    let wrong = mongo.url_of("root:hunter2");
+    let wrong = Process::run(SOON, &["node", "--redis", &address, "--mongo", &wrong]);
+    assert_eq!(wrong.code, Some(1));
+    assert!(wrong.stderr.contains("check the user, the password"), "{}", wrong.stderr);
+    let said = [&controller, &nodes[0], &nodes[1]].map(|process| process.stdout() + &process.stderr());
+    let said = format!("{}{}{}", said.concat(), wrong.stderr, away.stderr);
+    assert!(!said.contains("root:root") && !said.contains("hunter2"), "{said}");
 }
 
 #[test]

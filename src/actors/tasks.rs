@@ -6,9 +6,10 @@ use super::clock::Clock;
 use super::notice::{Notice, Notices};
 use crate::backend::{BackendError, DiskStorage, Stored};
 use crate::core::lifecycle::{Change, Refused, apply};
+use crate::core::order::Untold;
 use crate::core::policy::Retry;
 use crate::core::submission::InvalidTask;
-use crate::core::task::Task;
+use crate::core::task::{Millis, Task};
 
 /// How often a change is tried against others that change the same task at the same time.
 const MAX_ROUNDS: usize = 64;
@@ -76,7 +77,18 @@ impl Tasks {
     }
 
     /// Several changes in one write: all or none.
-    pub(crate) async fn change_all(&self, mut task: Task, changes: &[Change]) -> Result<Changed, TaskError> {
+    pub(crate) async fn change_all(&self, task: Task, changes: &[Change]) -> Result<Changed, TaskError> {
+        self.change_marked(task, changes, |_, _| None).await
+    }
+
+    /// As [`Tasks::change_all`], and with the order that goes with it as a mark in the same write. `mark` is given the
+    /// document before the changes, and now.
+    pub(crate) async fn change_marked(
+        &self,
+        mut task: Task,
+        changes: &[Change],
+        mark: impl Fn(&Task, Millis) -> Option<Untold>,
+    ) -> Result<Changed, TaskError> {
         for _ in 0..MAX_ROUNDS {
             let now = self.clock.now_millis();
             let mut next = task.clone();
@@ -92,7 +104,10 @@ impl Tasks {
                 return Ok(Changed::Done(task));
             }
             next.update_date_time = before;
-            match self.storage.replace(&next, task.skalds.revision).await? {
+            if let Some(untold) = mark(&task, now) {
+                next.skalds.untold = Some(untold); // instead of an older one, which it outranks
+            }
+            match self.storage.replace(&next, &task).await? {
                 Stored::Done => {
                     next.skalds.revision = task.skalds.revision.saturating_add(1); // as the adapter has written it
                     self.notices.post(Notice::task(&next));
@@ -100,6 +115,31 @@ impl Tasks {
                 }
                 Stored::Stale(current) => task = current,
                 Stored::Missing => return Ok(Changed::Missing),
+            }
+        }
+        Err(TaskError::Contended(task.id))
+    }
+}
+
+impl Tasks {
+    /// Removes the mark of an order that was sent, or that need not be sent any more. Says what the task is now; `None`
+    /// when it is gone.
+    pub(crate) async fn told(&self, mut task: Task) -> Result<Option<Task>, TaskError> {
+        let untold = task.skalds.untold.clone();
+        for _ in 0..MAX_ROUNDS {
+            if task.skalds.untold.is_none() || task.skalds.untold != untold {
+                return Ok(Some(task)); // somebody else removed it, or there is a newer one
+            }
+            let mut next = task.clone();
+            next.skalds.untold = None;
+            match self.storage.replace(&next, &task).await? {
+                Stored::Done => {
+                    next.skalds.revision = task.skalds.revision.saturating_add(1);
+                    self.notices.post(Notice::task(&next));
+                    return Ok(Some(next));
+                }
+                Stored::Stale(current) => task = current,
+                Stored::Missing => return Ok(None),
             }
         }
         Err(TaskError::Contended(task.id))

@@ -4,12 +4,15 @@
 //! | --- | --- | --- |
 //! | [`CacheMemory`] | hot state that expires: heartbeats, who is there | embedded, Redis |
 //! | [`EventQueue`] | events between processes | embedded |
-//! | [`DiskStorage`] | the tasks, durable | embedded (SQLite) |
+//! | [`DiskStorage`] | the tasks, durable | embedded (SQLite), MongoDB |
 //!
 //! Every adapter passes the same contract suite (`tests/backend_contract/`).
 
+mod document;
 pub mod embedded;
 mod inbox;
+#[cfg(feature = "mongo")]
+pub mod mongo;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod services;
@@ -358,7 +361,7 @@ pub struct TaskBatch {
 pub enum Stored {
     /// It was written.
     Done,
-    /// Somebody else changed it first: here is what it is now.
+    /// It is not what was seen any more, somebody else changed it first: here is what it is now.
     Stale(Task),
     /// There is no such task.
     Missing,
@@ -373,10 +376,11 @@ pub trait DiskStorage: Send + Sync {
     async fn insert_many(&self, tasks: &[Task]) -> Result<Vec<bool>, BackendError>;
     /// One task.
     async fn get(&self, id: &str) -> Result<Option<Task>, BackendError>;
-    /// Writes `task` if what is stored still has the given `revision` (`task.skalds.revision` is set to
-    /// `revision + 1` by the adapter). The rule that made the new document (`core::lifecycle`) has already been
-    /// applied: storage decides only who was first.
-    async fn replace(&self, task: &Task, revision: u64) -> Result<Stored, BackendError>;
+    /// Writes `task` if what is stored still has the revision, the incarnation and the status of `seen`, the document that
+    /// `task` was made from (the adapter sets `task.skalds.revision` to that of `seen` and one). The rule that made the new
+    /// document (`core::lifecycle`) has already been applied: storage decides only who was first. Where others write into
+    /// the same documents, only what `task` and `seen` differ in is written.
+    async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError>;
     /// Removes a task; says whether it was there.
     async fn delete(&self, id: &str) -> Result<bool, BackendError>;
     /// A page of tasks. It may be shorter than asked for: it ends early when its documents are large, and a document
@@ -384,6 +388,9 @@ pub trait DiskStorage: Send + Sync {
     async fn list(&self, query: &TaskQuery) -> Result<TaskPage, BackendError>;
     /// The next batch of a sweep. Unlike [`DiskStorage::list`] it counts nothing and costs no more far in than at the start.
     async fn scan(&self, scan: &TaskScan) -> Result<TaskBatch, BackendError>;
+    /// The tasks with an order ([`crate::core::order::Untold`]) that was stored before this time and may not have been sent,
+    /// oldest first, [`MAX_PAGE`] at most. A document that cannot be read is left out and logged.
+    async fn untold(&self, before: Millis) -> Result<Vec<Task>, BackendError>;
     /// How many tasks there are of each status.
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError>;
     /// All worker classes that any task names, sorted.

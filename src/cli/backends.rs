@@ -9,6 +9,7 @@ use crate::backend::redis::{RedisCache, RedisOptions};
 use crate::config::secret::Secret;
 
 use super::exit::Failure;
+use super::mongo::MongoArgs;
 
 /// Where hot state is, for processes that share it.
 #[derive(Debug, clap::Args)]
@@ -28,15 +29,25 @@ pub(crate) struct Opened {
     _lock: Option<File>,
 }
 
-/// Opens the storage in `folder`, or one in memory, and the cache. Must be called on a runtime.
-pub(crate) async fn open(folder: Option<&Path>, cache: &CacheArgs) -> Result<Opened, Failure> {
-    let (mut backends, lock) = match folder {
-        None => (Backends::in_memory().map_err(Failure::failed)?, None),
-        Some(folder) => {
-            let lock = lock(folder, cache.is_given())?;
-            (Backends::embedded(folder.join("tasks.db")).map_err(Failure::failed)?, Some(lock))
-        }
-    };
+/// Opens the storage in `folder`, or one in memory, and the cache. With a MongoDB the tasks are there, and the folder has
+/// only what else is kept in it. Must be called on a runtime.
+pub(crate) async fn open(
+    folder: Option<&Path>,
+    cache: &CacheArgs,
+    mongo: &MongoArgs,
+) -> Result<Opened, Failure> {
+    if mongo.is_given() {
+        cache.required()?; // whoever uses the database shares its tasks
+    }
+    let lock = folder.map(|folder| lock(folder, cache.is_given())).transpose()?;
+    let mut backends = match folder.filter(|_| !mongo.is_given()) {
+        None => Backends::in_memory(),
+        Some(folder) => Backends::embedded(folder.join("tasks.db")),
+    }
+    .map_err(Failure::failed)?;
+    if let Some(storage) = mongo.connect().await? {
+        backends.storage = storage;
+    }
     if cache.is_given() {
         let options = RedisOptions { password: cache.password()?, ..RedisOptions::default() };
         let redis = RedisCache::connect_with(&cache.urls(), options).await.map_err(Failure::failed)?;
@@ -71,6 +82,16 @@ impl CacheArgs {
         };
         Ok(Secret::new(text))
     }
+}
+
+/// Refuses a process that would have its tasks to itself.
+pub(crate) fn place_is_given(folder: Option<&Path>, mongo: &MongoArgs) -> Result<(), Failure> {
+    if folder.is_some() || mongo.is_given() {
+        return Ok(());
+    }
+    Err(Failure::usage(
+        "say where the tasks are that controller and nodes share: --mongo URL (or MONGO_HOST), or --data FOLDER",
+    ))
 }
 
 /// Processes may share a folder only when they share their cache too: else each would take the others' workers for dead.

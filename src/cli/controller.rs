@@ -9,27 +9,30 @@ use crate::core::policy::Retry;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};
+use super::mongo::MongoArgs;
 use super::serve::ListenArgs;
 use super::skald::{SHUTDOWN, environment};
 use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A controller and its nodes share a folder and a Redis, so they run on one machine; adapters for MongoDB and Kafka, which
-let them run on several, come with a later version. SYSTEM_CONTROLLER_MODE says what it does: CONTROLLER answers
-the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
+A controller and its nodes share a MongoDB and a Redis, or, on one machine, a folder and a Redis. SYSTEM_CONTROLLER_MODE
+says what it does: CONTROLLER answers the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
 pub(crate) struct Args {
     #[command(flatten)]
     listen: ListenArgs,
     /// The folder with the tasks, shared with the nodes
     #[arg(long, value_name = "FOLDER", env = "SKALD_DATA", help_heading = "Backends")]
-    data: PathBuf,
+    data: Option<PathBuf>,
+    #[command(flatten)]
+    mongo: MongoArgs,
     #[command(flatten)]
     cache: CacheArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     args.cache.required()?;
+    backends::place_is_given(args.data.as_deref(), &args.mongo)?;
     let environment = environment()?;
     let mode = match std::env::var_os("SYSTEM_CONTROLLER_MODE") {
         Some(_) => environment.controller.mode,
@@ -38,7 +41,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let system = ActorSystem::start().map_err(Failure::failed)?;
     let inside = system.clone();
     let ran = async move {
-        let opened = backends::open(Some(&args.data), &args.cache).await?;
+        let opened = backends::open(args.data.as_deref(), &args.cache, &args.mongo).await?;
         let controller = SystemController::builder()
             .settings(&environment.controller)
             .mode(mode)

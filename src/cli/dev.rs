@@ -7,6 +7,7 @@ use crate::actors::controller::SystemController;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure};
+use super::mongo::MongoArgs;
 use super::serve::{ListenArgs, WorkersFile};
 use super::skald::{SHUTDOWN, SkaldArgs, environment};
 use super::{output, stop};
@@ -24,8 +25,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", default_value = ".skald", help_heading = "Backends")]
     data: PathBuf,
     /// Keep the tasks in memory: they are gone with the process
-    #[arg(long, conflicts_with = "data", help_heading = "Backends")]
+    #[arg(long, conflicts_with_all = ["data", "mongo"], help_heading = "Backends")]
     in_memory: bool,
+    #[command(flatten)]
+    mongo: MongoArgs,
     #[command(flatten)]
     cache: CacheArgs,
 }
@@ -37,7 +40,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let inside = system.clone();
     let ran = async move {
         let folder = (!args.in_memory).then_some(args.data.as_path());
-        let opened = backends::open(folder, &args.cache).await?;
+        let opened = backends::open(folder, &args.cache, &args.mongo).await?;
         let builder = args.skald.builder(&inside, folder)?.backends(opened.backends.clone());
         if let Some(workers) = &workers {
             workers.check(&builder)?;

@@ -28,6 +28,7 @@ mod doctor;
 mod exit;
 mod job;
 mod logging;
+mod mongo;
 mod node;
 mod output;
 mod redis;

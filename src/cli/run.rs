@@ -12,6 +12,7 @@ use crate::core::task::Task;
 
 use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure, exit_of};
+use super::mongo::MongoArgs;
 use super::skald::{SHUTDOWN, SkaldArgs};
 use super::{output, stop, task};
 
@@ -54,7 +55,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let system = ActorSystem::start().map_err(Failure::failed)?;
     let inside = system.clone();
     let ran = async move {
-        let opened = backends::open(args.data.as_deref(), &args.cache).await?;
+        let opened = backends::open(args.data.as_deref(), &args.cache, &MongoArgs::default()).await?;
         let mode = if args.single_process { SkaldMode::SingleProcess } else { SkaldMode::Edge };
         let storage = opened.backends.storage.clone();
         let builder = args

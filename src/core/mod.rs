@@ -10,6 +10,7 @@ pub mod judge;
 pub mod lease;
 pub mod lifecycle;
 pub mod names;
+pub mod order;
 pub mod placement;
 pub mod policy;
 pub mod schedule;

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::order::Untold;
+
 /// Milliseconds since the Unix epoch.
 pub type Millis = i64;
 
@@ -135,6 +137,9 @@ pub struct Extra {
     /// What the worker last said of how far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// An order to its holder that may not have been sent yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untold: Option<Untold>,
     /// What the worker stored to go on from after a restart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Value>,

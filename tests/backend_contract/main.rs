@@ -3,6 +3,8 @@
 mod cache;
 mod cache_cases;
 mod events;
+mod mongo;
+mod mongo_trouble;
 mod redis;
 mod redis_cluster;
 mod storage;

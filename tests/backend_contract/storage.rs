@@ -12,9 +12,10 @@ use skalds::backend::embedded::SqliteStorage;
 use skalds::backend::{
     BackendError, DiskStorage, MAX_DOCUMENT, MAX_PAGE, Stored, TaskOrder, TaskQuery, TaskScan,
 };
+use skalds::core::order::{Order, Untold};
 use skalds::core::task::{LifecycleStatus, Task};
 
-fn task(id: &str, created: i64) -> Task {
+pub(crate) fn task(id: &str, created: i64) -> Task {
     Task::new(id, "Copy", created)
 }
 
@@ -48,7 +49,7 @@ async fn the_first_to_replace_wins(storage: &Arc<dyn DiskStorage>) {
         async move {
             let mut next = task("cas", 1);
             next.executor = Some(format!("skald-{n}"));
-            storage.replace(&next, 0).await.unwrap()
+            storage.replace(&next, &task("cas", 1)).await.unwrap()
         }
     });
     let outcomes = futures_util::future::join_all(attempts).await;
@@ -64,10 +65,13 @@ async fn the_first_to_replace_wins(storage: &Arc<dyn DiskStorage>) {
     next.lifecycle_status = LifecycleStatus::Running;
     // The document's own revision does not matter, the given one does.
     next.skalds.revision = 77;
-    assert_eq!(storage.replace(&next, 1).await.unwrap(), Stored::Done);
+    assert_eq!(storage.replace(&next, &now).await.unwrap(), Stored::Done);
     let now = storage.get("cas").await.unwrap().unwrap();
     assert_eq!((now.skalds.revision, now.lifecycle_status), (2, LifecycleStatus::Running));
-    assert_eq!(storage.replace(&task("never there", 1), 0).await.unwrap(), Stored::Missing);
+    assert_eq!(
+        storage.replace(&task("never there", 1), &task("never there", 1)).await.unwrap(),
+        Stored::Missing
+    );
     storage.delete("cas").await.unwrap();
 }
 
@@ -223,13 +227,35 @@ async fn a_scan_visits_each_task_once_in_the_order_of_ids(storage: &dyn DiskStor
     assert!(storage.scan(&scan).await.unwrap().tasks.is_empty());
 }
 
-async fn all(storage: Arc<dyn DiskStorage>) {
+async fn orders_that_may_not_have_been_sent_are_found_oldest_first(storage: &dyn DiskStorage) {
+    let marked = |id: &str, at: Option<i64>| {
+        let mut task = task(id, 1);
+        task.skalds.untold = at.map(|at| Untold { order: Order::Stop, recipient: "py".into(), at });
+        task
+    };
+    let found = async |before| storage.untold(before).await.unwrap();
+    assert!(found(i64::MAX).await.is_empty());
+    let tasks =
+        [marked("late", Some(30)), marked("none", None), marked("new", Some(20)), marked("old", Some(10))];
+    storage.insert_many(&tasks).await.unwrap();
+    assert_eq!(ids(&found(30).await), ["old", "new"]);
+    assert_eq!(found(31).await.last(), Some(&tasks[0]));
+    assert_eq!(storage.replace(&marked("old", None), &tasks[3]).await.unwrap(), Stored::Done);
+    assert_eq!(storage.replace(&marked("none", Some(-5)), &tasks[1]).await.unwrap(), Stored::Done);
+    assert_eq!(ids(&found(30).await), ["none", "new"]);
+    for task in tasks {
+        storage.delete(&task.id).await.unwrap();
+    }
+}
+
+pub(crate) async fn all(storage: Arc<dyn DiskStorage>) {
     inserts_refuse_an_id_that_is_taken(&*storage).await;
     the_first_to_replace_wins(&storage).await;
     a_document_that_is_too_large_is_refused_and_changes_nothing(&*storage).await;
     tasks_are_found_by_what_they_are(&*storage).await;
     a_page_has_a_bound_and_the_pages_are_the_whole(&*storage).await;
     a_scan_visits_each_task_once_in_the_order_of_ids(&*storage).await;
+    orders_that_may_not_have_been_sent_are_found_oldest_first(&*storage).await;
     assert!(storage.ping().await.unwrap() < Duration::from_secs(5));
 }
 
@@ -310,8 +336,9 @@ async fn store_until_killed(path: &Path) {
                 let mut task = task(&id, n);
                 assert!(storage.insert(&task).await.unwrap());
                 say(&format!("{id} 0"));
+                let seen = task.clone();
                 task.lifecycle_status = LifecycleStatus::Running;
-                assert_eq!(storage.replace(&task, 0).await.unwrap(), Stored::Done);
+                assert_eq!(storage.replace(&task, &seen).await.unwrap(), Stored::Done);
                 say(&format!("{id} 1"));
             }
         }));
@@ -345,8 +372,7 @@ async fn a_writer_killed_in_the_middle_of_a_transaction_leaves_nothing_of_it() {
         let writer = rusqlite::Connection::open(path).unwrap();
         // Small enough a cache that half-done pages go to the log before the end.
         writer.execute_batch("PRAGMA cache_size = 1; BEGIN IMMEDIATE").unwrap();
-        let insert =
-            "INSERT INTO tasks VALUES (?1, 0, 'Created', 'C', NULL, 0, 0, 0, hex(randomblob(500)), '{}')";
+        let insert = "INSERT INTO tasks VALUES (?1, 0, 'Created', 'C', NULL, 0, 0, 0, hex(randomblob(500)), '{}', NULL)";
         for n in 0..2_000 {
             writer.execute(insert, [format!("half-{n}")]).unwrap();
         }

@@ -1,4 +1,4 @@
-//! What the integration tests and the benches stand on: real Redis servers and clusters, the `skald` binary as a
+//! What the integration tests and the benches stand on: real Redis servers and clusters, MongoDB, the `skald` binary as a
 //! process, free ports and waiting with a deadline.
 //!
 //! `mod support;` in a test, `#[path = "../tests/support/mod.rs"] mod support;` in a bench.
@@ -10,6 +10,8 @@
 mod children;
 mod cluster;
 mod load;
+#[cfg(feature = "mongo")]
+mod mongo;
 mod ports;
 mod process;
 mod server;
@@ -17,6 +19,8 @@ mod wait;
 
 pub use cluster::{RedisCluster, slot_of};
 pub use load::{Command, load};
+#[cfg(feature = "mongo")]
+pub use mongo::{MongoDatabase, MongoServer};
 pub use ports::free_port;
 pub use process::{Finished, Process};
 pub use server::{RedisServer, Version};

@@ -97,7 +97,7 @@ async fn a_skald_that_missed_events_catches_up_from_storage() {
     let mut held = held;
     loop {
         let cancelled = apply(&held, &Change::Cancel, now, &fast_retry()).unwrap();
-        match house.backends.storage.replace(&cancelled, held.skalds.revision).await.unwrap() {
+        match house.backends.storage.replace(&cancelled, &held).await.unwrap() {
             Stored::Done => break,
             Stored::Stale(newer) => held = newer,
             Stored::Missing => panic!("it is there"),

@@ -109,7 +109,7 @@ async fn a_cancel_works_in_every_state() {
     let assign = skalds::core::lifecycle::Change::Assign { executor: full.id().into() };
     let next =
         skalds::core::lifecycle::apply(&assigned, &assign, assigned.create_date_time, &Default::default());
-    house.backends.storage.replace(&next.unwrap(), 0).await.unwrap();
+    house.backends.storage.replace(&next.unwrap(), &assigned).await.unwrap();
     assert_eq!(house.controller.cancel("assigned").await.unwrap().lifecycle_status, Assigning);
     house.controller.cancel("first").await.unwrap();
     let task = house.becomes("assigned", Cancelled).await;

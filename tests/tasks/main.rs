@@ -5,11 +5,13 @@ mod command;
 mod fleet;
 mod house;
 mod lifecycle;
+#[cfg(all(unix, feature = "mongo"))]
+mod orders;
 mod python;
 #[cfg(feature = "redis")]
 mod redis;
 mod schedule;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "mongo"))]
 #[path = "../support/mod.rs"]
 mod support;
 mod workers;

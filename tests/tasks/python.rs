@@ -9,7 +9,7 @@ use skalds::core::task::LifecycleStatus::*;
 
 use crate::house::{House, eventually};
 
-struct Python {
+pub(crate) struct Python {
     backends: Backends,
     events: Box<dyn EventSubscription>,
     beats: tokio::task::JoinHandle<()>,
@@ -22,7 +22,7 @@ impl Drop for Python {
 }
 
 impl Python {
-    async fn new(backends: &Backends) -> Python {
+    pub(crate) async fn new(backends: &Backends) -> Python {
         let topics = ["task.assign", "task.cancel", "task.update.attachment"];
         let events = backends.events.subscribe("py", &topics).await.unwrap();
         alive(backends, 0).await;
@@ -36,7 +36,7 @@ impl Python {
         Python { backends: backends.clone(), events, beats }
     }
 
-    async fn heartbeat(&self, task: &str, value: i32) {
+    pub(crate) async fn heartbeat(&self, task: &str, value: i32) {
         let key = format!("task:{task}:heartbeat");
         self.backends
             .cache
@@ -45,16 +45,21 @@ impl Python {
             .unwrap();
     }
 
-    async fn hears(&mut self, topic: &str, task: &str) {
+    pub(crate) async fn hears(&mut self, topic: &str, task: &str) {
+        self.hears_one_of(&[topic], task).await;
+    }
+
+    /// Which of these topics it hears of first.
+    pub(crate) async fn hears_one_of(&mut self, topics: &[&str], task: &str) -> String {
         loop {
             let heard = tokio::time::timeout(Duration::from_secs(20), self.events.next()).await;
             let Ok(Some(Ok(Delivery::Event(event)))) = heard else {
-                panic!("{topic} for {task} never came: {heard:?}")
+                panic!("{topics:?} for {task} never came: {heard:?}")
             };
-            if event.topic == topic && event.key == task.as_bytes() {
+            if topics.contains(&&event.topic[..]) && event.key == task.as_bytes() {
                 let value = String::from_utf8(event.value).unwrap();
                 assert!(value.contains(&format!(r#""taskIds":["{task}"]"#)), "{value}");
-                return;
+                return event.topic;
             }
         }
     }

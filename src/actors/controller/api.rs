@@ -16,6 +16,7 @@ use crate::core::event::{TaskEvent, write};
 use crate::core::lease::Heartbeat;
 use crate::core::lifecycle::Change;
 use crate::core::names;
+use crate::core::order::Order;
 use crate::core::submission::{NewTask, check_attachments};
 use crate::core::task::{LifecycleStatus, Task};
 
@@ -148,11 +149,20 @@ impl SystemController {
     }
 
     async fn change_and_tell(&self, id: &str, change: &Change) -> Result<Task, TaskError> {
-        let task = self.shared.tasks.change(id, change).await?;
-        if task.executor.is_some() {
-            // No topic of the Python package says "look again" but this one.
-            self.shared.tell(names::TASK_UPDATE_ATTACHMENT, &task).await;
-        }
+        // A Python Skald does not know pauses, and reads attachments only when it is told to.
+        let order = matches!(change, Change::SetAttachments(_)).then_some(Order::Update);
+        let task = self.get(id).await?;
+        let task =
+            self.shared.change_with(task, std::slice::from_ref(change), order).await?.into_result(id)?;
+        let task = if task.skalds.untold.as_ref().is_some_and(|untold| Some(untold.order) == order) {
+            self.shared.send_order(task).await
+        } else {
+            if task.executor.is_some() {
+                // No topic of the Python package says "look again" but this one.
+                self.shared.tell(names::TASK_UPDATE_ATTACHMENT, &task).await;
+            }
+            task
+        };
         self.shared.dispatch.notify_one();
         Ok(task)
     }

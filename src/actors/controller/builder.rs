@@ -1,5 +1,6 @@
 //! Setting a controller up.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     /// When waiting tasks become due, as far as it is known; the sweep knows the rest.
     pub(super) due: Mutex<std::collections::BTreeSet<Millis>>,
     pub(super) pulse: Pulse,
+    /// Orders that were left over when this controller started have been looked after.
+    pub(super) looked: AtomicBool,
 }
 
 /// How often things happen.
@@ -151,6 +154,7 @@ impl ControllerBuilder {
             changes: broadcast::Sender::new(CHANGES),
             due: Mutex::default(),
             pulse: Pulse::default(),
+            looked: AtomicBool::new(false),
         });
         let watched = Arc::clone(&shared);
         let monitor =

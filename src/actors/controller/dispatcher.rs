@@ -1,6 +1,7 @@
 //! The dispatcher: gives waiting tasks to Skalds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -183,6 +184,10 @@ impl Dispatcher {
         if task.deadline_date_time > 0 && task.deadline_date_time <= now {
             self.end(task, &Change::Expire).await?;
             return Ok(false);
+        }
+        let looked = self.shared.looked.load(Ordering::Acquire);
+        if task.skalds.untold.as_ref().is_some_and(|untold| untold.comes_first(now, looked)) {
+            return Ok(false); // its former holder is told to stop first; that sends for the dispatcher
         }
         for id in task.dependencies.iter().flatten() {
             match dependencies.status(id, &self.shared).await? {

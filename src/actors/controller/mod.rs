@@ -12,6 +12,7 @@ mod dispatcher;
 mod fleet;
 mod health;
 mod monitor;
+mod orders;
 mod unrunnable;
 
 pub use api::{SystemController, TaskChanges, TaskHeartbeat};

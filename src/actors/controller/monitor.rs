@@ -20,6 +20,7 @@ use crate::core::judge::{Evidence, Holder, TaskJudge, Verdict};
 use crate::core::lease::Heartbeat;
 use crate::core::lifecycle::Change;
 use crate::core::names;
+use crate::core::order::Order;
 use crate::core::task::{LifecycleStatus, Millis, Task};
 
 /// After a sweep that took a second there are a hundred without. A Skald that goes is judged at once, whatever this says.
@@ -47,12 +48,14 @@ impl Actor for MonitorActor {
         });
         if self.0.shared.mode != ControllerMode::Controller {
             self.run(ctx, async move { judge.judge_tasks().await });
+            let orders = monitor();
+            self.run(ctx, async move { orders.send_orders().await });
         }
     }
 }
 
 pub(super) struct Monitor {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     judges: Mutex<HashMap<String, TaskJudge>>,
 }
 
@@ -277,7 +280,9 @@ impl Monitor {
             Verdict::RemindCancel => self.shared.tell(names::TASK_CANCEL, &task).await,
             Verdict::Change(changes) => {
                 let before = task.clone();
-                match self.shared.tasks.change_all(task, &changes).await? {
+                let taken = |change: &Change| matches!(change, Change::Lost { .. } | Change::Expire);
+                let order = changes.iter().any(taken).then_some(Order::Stop);
+                match self.shared.change_with(task, &changes, order).await? {
                     Changed::Done(after) => {
                         tracing::info!(
                             task = after.id,
@@ -286,8 +291,9 @@ impl Monitor {
                             "the monitor changed a task"
                         );
                         // Whoever may still run it must stop.
-                        if changes.iter().any(|change| matches!(change, Change::Lost { .. } | Change::Expire))
-                        {
+                        if after.skalds.untold.is_some() {
+                            self.shared.send_order(after).await;
+                        } else if order.is_some() {
                             self.shared.tell(names::TASK_CANCEL, &before).await;
                         }
                     }

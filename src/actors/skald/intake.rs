@@ -111,19 +111,20 @@ impl SkaldCore {
 
     /// What an event says to this Skald, by task.
     fn understand(&self, event: Event) -> Vec<(String, Heard)> {
+        // Python controllers name no recipient; who is meant is read from storage then.
+        let mine = |said: TaskEvent| match said.recipient {
+            Some(other) if other != self.id => Vec::new(),
+            _ => said.task_ids,
+        };
         let said: Result<Vec<(String, Heard)>, _> = match event.topic.as_str() {
-            TASK_ASSIGN => read::<TaskEvent>("task.assign event", &event.value).map(|said| {
-                // Python controllers name no recipient; who is meant is read from storage then.
-                let mine = said.recipient.as_ref().is_none_or(|recipient| *recipient == self.id);
-                let ids = if mine { said.task_ids } else { Vec::new() };
-                ids.into_iter().map(|id| (id, Heard::Assigned)).collect()
-            }),
+            TASK_ASSIGN => read::<TaskEvent>("task.assign event", &event.value)
+                .map(|said| mine(said).into_iter().map(|id| (id, Heard::Assigned)).collect()),
             TASK_CANCEL => read::<TaskEvent>("task.cancel event", &event.value).map(|said| {
                 let at = said.create_date_time;
-                said.task_ids.into_iter().map(|id| (id, Heard::Cancelled { at })).collect()
+                mine(said).into_iter().map(|id| (id, Heard::Cancelled { at })).collect()
             }),
             TASK_UPDATE_ATTACHMENT => read::<TaskEvent>("task.update.attachment event", &event.value)
-                .map(|said| said.task_ids.into_iter().map(|id| (id, Heard::Changed)).collect()),
+                .map(|said| mine(said).into_iter().map(|id| (id, Heard::Changed)).collect()),
             TASK_WORKER_UPDATE => {
                 let id = String::from_utf8_lossy(&event.key).into_owned();
                 read::<UpdateTaskWorkerEvent>("taskworker.update event", &event.value)

@@ -1,5 +1,6 @@
 //! `skald doctor`: what can be reached, which versions, what is missing.
 
+mod mongo;
 mod redis;
 
 use crate::config::env::Environment;
@@ -8,6 +9,7 @@ use serde_json::json;
 
 use super::api::{Api, ApiArgs};
 use super::exit::{Exit, Failure};
+use super::mongo::MongoArgs;
 use super::output;
 use super::redis::RedisArgs;
 use super::table::printable;
@@ -17,6 +19,8 @@ use super::table::printable;
 pub(crate) struct Args {
     #[command(flatten)]
     redis: RedisArgs,
+    #[command(flatten)]
+    mongo: MongoArgs,
     #[command(flatten)]
     api: ApiArgs,
     /// Print one JSON object
@@ -57,6 +61,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let mut findings = vec![Finding::new(Verdict::Ok, "skald", env!("CARGO_PKG_VERSION"))];
     findings.extend(environment());
     findings.extend(redis::look(&args.redis)?);
+    findings.push(mongo::look(&args.mongo)?);
     findings.push(controller(&Api::new(&args.api), std::env::var_os("SKALD_API").is_some()));
     let failed = findings.iter().any(|finding| finding.verdict == Verdict::Failed);
     if args.json {
@@ -78,7 +83,7 @@ fn environment() -> Vec<Finding> {
             bad.0.iter().map(|bad| Finding::new(Verdict::Failed, "environment", bad.to_string())).collect()
         }
     };
-    for (variable, service) in [("KAFKA_HOST", "Kafka"), ("MONGO_HOST", "MongoDB")] {
+    for (variable, service) in [("KAFKA_HOST", "Kafka")] {
         if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) {
             let said = format!("{variable} is set, but this version has no {service} adapter and ignores it");
             findings.push(Finding::new(Verdict::Warn, "environment", said));

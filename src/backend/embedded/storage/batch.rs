@@ -52,8 +52,8 @@ fn apply(transaction: &Transaction<'_>, name: &str, write: &mut Write) -> rusqli
 
 fn insert(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<bool> {
     let mut statement = transaction.prepare_cached(
-        "INSERT INTO tasks (id, revision, status, class, executor, priority, created, due, search, document)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT (id) DO NOTHING",
+        "INSERT INTO tasks (id, revision, status, class, executor, priority, created, due, search, document, untold)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT (id) DO NOTHING",
     )?;
     let inserted = statement.execute(params![
         row.id,
@@ -65,7 +65,8 @@ fn insert(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<bool> {
         row.created,
         row.due,
         row.search,
-        row.document
+        row.document,
+        row.untold
     ])?;
     Ok(inserted > 0)
 }
@@ -78,7 +79,7 @@ fn replace(
 ) -> rusqlite::Result<Result<Stored, BackendError>> {
     let mut statement = transaction.prepare_cached(
         "UPDATE tasks SET revision = ?3, status = ?4, class = ?5, executor = ?6, priority = ?7, created = ?8,
-         due = ?9, search = ?10, document = ?11 WHERE id = ?1 AND revision = ?2",
+         due = ?9, search = ?10, document = ?11, untold = ?12 WHERE id = ?1 AND revision = ?2",
     )?;
     let replaced = statement.execute(params![
         row.id,
@@ -91,7 +92,8 @@ fn replace(
         row.created,
         row.due,
         row.search,
-        row.document
+        row.document,
+        row.untold
     ])?;
     if replaced > 0 {
         return Ok(Ok(Stored::Done));

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use self::row::Row;
 use self::thread::{Pending, Read, Request, Write};
 use crate::backend::{BackendError, DiskStorage, Stored, TaskBatch, TaskPage, TaskQuery, TaskScan};
-use crate::core::task::{LifecycleStatus, Task};
+use crate::core::task::{LifecycleStatus, Millis, Task};
 
 /// Requests that wait for the storage thread; callers beyond it wait.
 const QUEUE: usize = 1_024;
@@ -108,7 +108,9 @@ impl DiskStorage for SqliteStorage {
         self.read(|answer| Read::Get(id.into(), answer)).await
     }
 
-    async fn replace(&self, task: &Task, revision: u64) -> Result<Stored, BackendError> {
+    /// Whoever writes into the file raises the revision, so that it stands for the status and the incarnation.
+    async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError> {
+        let revision = seen.skalds.revision;
         let mut next = task.clone();
         next.skalds.revision = revision.saturating_add(1);
         let row = Row::of(&next)?;
@@ -125,6 +127,10 @@ impl DiskStorage for SqliteStorage {
 
     async fn scan(&self, scan: &TaskScan) -> Result<TaskBatch, BackendError> {
         self.read(|answer| Read::Scan(Box::new(scan.clone()), answer)).await
+    }
+
+    async fn untold(&self, before: Millis) -> Result<Vec<Task>, BackendError> {
+        self.read(|answer| Read::Untold(before, answer)).await
     }
 
     async fn count_by_status(&self) -> Result<Vec<(LifecycleStatus, u64)>, BackendError> {

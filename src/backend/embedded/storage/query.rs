@@ -3,13 +3,11 @@
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
 
-use super::row::{fold, status_name, status_of, task_of};
+use super::row::{fold, task_of};
 use super::schema::explain;
+use crate::backend::document::{PAGE_BYTES, status_name, status_of};
 use crate::backend::{BackendError, MAX_PAGE, TaskBatch, TaskOrder, TaskPage, TaskQuery, TaskScan};
 use crate::core::task::{LifecycleStatus, Task};
-
-/// A page ends early when its documents pass this.
-const PAGE_BYTES: usize = 32 << 20;
 
 pub(super) fn get(connection: &Connection, name: &str, id: &str) -> Result<Option<Task>, BackendError> {
     let found: Option<String> = connection
@@ -32,6 +30,15 @@ pub(super) fn scan(connection: &Connection, name: &str, scan: &TaskScan) -> Resu
     let (documents, more) = batch(connection, scan).map_err(|error| explain(&error, name, "scan tasks"))?;
     let next = documents.last().filter(|_| more).map(|(id, _)| id.clone());
     Ok(TaskBatch { tasks: readable(documents, name), next })
+}
+
+/// The tasks with an order that was stored before this time.
+pub(super) fn untold(connection: &Connection, name: &str, before: i64) -> Result<Vec<Task>, BackendError> {
+    let documents = connection
+        .prepare_cached("SELECT id, document FROM tasks WHERE untold < ?1 ORDER BY untold")
+        .and_then(|mut statement| take_documents(&mut statement.query([before])?))
+        .map_err(|error| explain(&error, name, "look for orders that were not sent"))?;
+    Ok(readable(documents, name))
 }
 
 /// One broken document must not hide all others; `get` and `delete` still reach it.

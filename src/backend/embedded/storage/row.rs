@@ -1,7 +1,8 @@
 //! A task as a row: the document, and beside it the columns that are asked for.
 
-use crate::backend::{BackendError, MAX_DOCUMENT};
-use crate::core::task::{LifecycleStatus, Millis, Task};
+use crate::backend::BackendError;
+use crate::backend::document::{self, status_name};
+use crate::core::task::{Millis, Task};
 
 /// Between the fields of the search text: no word that somebody looks for holds it.
 const SEPARATOR: char = '\u{1f}';
@@ -19,24 +20,15 @@ pub(super) struct Row {
     pub(super) due: Millis,
     pub(super) search: String,
     pub(super) document: String,
+    /// Since when an order waits to be sent.
+    pub(super) untold: Option<Millis>,
 }
 
 impl Row {
     /// # Errors
-    /// `Full` when the document is larger than [`MAX_DOCUMENT`].
+    /// `Full` when the document is larger than [`crate::backend::MAX_DOCUMENT`].
     pub(super) fn of(task: &Task) -> Result<Row, BackendError> {
-        let document = serde_json::to_string(task).map_err(|error| BackendError::Corrupt {
-            what: format!("task {:?}", task.id),
-            reason: format!("it cannot be written as JSON: {error}"),
-        })?;
-        if document.len() > MAX_DOCUMENT {
-            return Err(BackendError::Full {
-                what: format!("the document of task {:?} ({} bytes)", task.id, document.len()),
-                limit: format!("{MAX_DOCUMENT} bytes"),
-                hint: "keep large attachments, checkpoints and results elsewhere and store their address"
-                    .into(),
-            });
-        }
+        let document = document::to_json(task)?;
         let due = task.skalds.next_attempt_at.max(task.skalds.not_before);
         let texts = [Some(&task.id), Some(&task.class_name), task.name.as_ref(), task.description.as_ref()];
         let search = texts.into_iter().flatten().fold(String::new(), |mut all, text| {
@@ -55,6 +47,7 @@ impl Row {
             due: due.unwrap_or(Millis::MIN),
             search,
             document,
+            untold: task.skalds.untold.as_ref().map(|untold| untold.at),
         })
     }
 }
@@ -73,52 +66,4 @@ pub(super) fn fold(text: &str) -> String {
 pub(super) fn task_of(document: &str, what: impl FnOnce() -> String) -> Result<Task, BackendError> {
     serde_json::from_str(document)
         .map_err(|error| BackendError::Corrupt { what: what(), reason: error.to_string() })
-}
-
-const STATUSES: [LifecycleStatus; 7] = [
-    LifecycleStatus::Created,
-    LifecycleStatus::Assigning,
-    LifecycleStatus::Running,
-    LifecycleStatus::Paused,
-    LifecycleStatus::Finished,
-    LifecycleStatus::Failed,
-    LifecycleStatus::Cancelled,
-];
-
-/// The wire's name.
-pub(super) fn status_name(status: LifecycleStatus) -> &'static str {
-    match status {
-        LifecycleStatus::Created => "Created",
-        LifecycleStatus::Assigning => "Assigning",
-        LifecycleStatus::Running => "Running",
-        LifecycleStatus::Paused => "Paused",
-        LifecycleStatus::Finished => "Finished",
-        LifecycleStatus::Failed => "Failed",
-        LifecycleStatus::Cancelled => "Cancelled",
-    }
-}
-
-pub(super) fn status_of(name: &str) -> Option<LifecycleStatus> {
-    STATUSES.into_iter().find(|status| status_name(*status) == name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn status_names_are_those_of_the_wire() {
-        for status in STATUSES {
-            assert_eq!(serde_json::to_value(status).unwrap(), status_name(status));
-            assert_eq!(status_of(status_name(status)), Some(status));
-        }
-    }
-
-    #[test]
-    fn the_document_is_bounded_and_the_bound_is_named() {
-        let mut task = Task::new("big", "Copy", 0);
-        task.description = Some("x".repeat(MAX_DOCUMENT));
-        let error = Row::of(&task).err().unwrap().to_string();
-        assert!(error.contains("\"big\"") && error.contains("1048576 bytes"), "{error}");
-    }
 }

@@ -11,12 +11,13 @@ use crate::backend::BackendError;
 /// Marks the file as ours ("skal").
 const APPLICATION_ID: i32 = 0x736b_616c;
 /// Raised by every change of the tables; a file with a higher number is not touched.
-const SCHEMA: i32 = 2;
+const SCHEMA: i32 = 3;
 /// How long to wait for another process that writes.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// The columns repeat what the document says, for the indexes: the dispatcher's order, the list's order, the filters of
-/// [`crate::backend::TaskQuery`], and the sweeps of [`crate::backend::TaskScan`].
+/// [`crate::backend::TaskQuery`], the sweeps of [`crate::backend::TaskScan`], and
+/// the orders that may not have been sent.
 const TABLES: &str = "
     CREATE TABLE tasks (
         id TEXT PRIMARY KEY,
@@ -28,17 +29,22 @@ const TABLES: &str = "
         created INTEGER NOT NULL,
         due INTEGER NOT NULL,
         search TEXT NOT NULL,
-        document TEXT NOT NULL
+        document TEXT NOT NULL,
+        untold INTEGER
     ) STRICT;
     CREATE INDEX tasks_by_dispatch ON tasks (status, priority DESC, created, id);
     CREATE INDEX tasks_by_age ON tasks (created DESC, id);
     CREATE INDEX tasks_by_class ON tasks (class, status);
 ";
+/// What a file of schema 1 or 2 lacks: since when an order waits to be sent.
+const UNTOLD: &str = "ALTER TABLE tasks ADD COLUMN untold INTEGER;";
 /// Made again by every raise of [`SCHEMA`].
 const INDEXES: &str = "
     DROP INDEX IF EXISTS tasks_by_executor;
     CREATE INDEX tasks_by_executor ON tasks (executor, status, id) WHERE executor IS NOT NULL;
+    DROP INDEX IF EXISTS tasks_by_status;
     CREATE INDEX tasks_by_status ON tasks (status, id);
+    CREATE INDEX tasks_untold ON tasks (untold) WHERE untold IS NOT NULL;
 ";
 
 pub(super) fn open(path: &Path, name: &str) -> Result<Connection, BackendError> {
@@ -87,6 +93,9 @@ fn prepare(mut connection: Connection, name: &str) -> Result<Connection, Backend
     if schema == 0 {
         transaction.execute_batch(TABLES).map_err(explain)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(explain)?;
+    }
+    if schema == 1 || schema == 2 {
+        transaction.execute_batch(UNTOLD).map_err(explain)?;
     }
     if schema < SCHEMA {
         transaction.execute_batch(INDEXES).map_err(explain)?;

@@ -86,7 +86,9 @@ async fn one_broken_document_does_not_hide_the_others() {
     assert_eq!(storage.scan(&scan).await.unwrap().tasks, page.tasks);
     let error = storage.get("broken").await.unwrap_err();
     assert!(matches!(error, BackendError::Corrupt { .. }), "{error}");
-    let stale = storage.replace(&task("broken"), 7).await.unwrap_err();
+    let mut seen = task("broken");
+    seen.skalds.revision = 7;
+    let stale = storage.replace(&task("broken"), &seen).await.unwrap_err();
     assert!(matches!(stale, BackendError::Corrupt { .. }), "{stale}");
     assert!(storage.delete("broken").await.unwrap());
 }
@@ -129,7 +131,8 @@ async fn an_older_file_gets_the_indexes_that_scans_walk_along() {
     let other = Connection::open(&path).unwrap();
     other
         .execute_batch(
-            "DROP INDEX tasks_by_status; DROP INDEX tasks_by_executor;
+            "DROP INDEX tasks_untold; ALTER TABLE tasks DROP COLUMN untold;
+             DROP INDEX tasks_by_status; DROP INDEX tasks_by_executor;
              CREATE INDEX tasks_by_executor ON tasks (executor, status) WHERE executor IS NOT NULL;
              PRAGMA user_version = 1;",
         )

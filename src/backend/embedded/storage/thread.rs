@@ -52,6 +52,7 @@ pub(super) enum Read {
     Get(String, Answer<Option<Task>>),
     List(Box<TaskQuery>, Answer<TaskPage>),
     Scan(Box<TaskScan>, Answer<TaskBatch>),
+    Untold(i64, Answer<Vec<Task>>),
     Count(Answer<Vec<(LifecycleStatus, u64)>>),
     Classes(Answer<Vec<String>>),
     Ping(Answer<()>),
@@ -104,6 +105,7 @@ fn answer(connection: &Connection, name: &str, read: Read) {
         Read::Get(id, to) => send(to, query::get(connection, name, &id)),
         Read::List(which, to) => send(to, query::list(connection, name, &which)),
         Read::Scan(which, to) => send(to, query::scan(connection, name, &which)),
+        Read::Untold(before, to) => send(to, query::untold(connection, name, before)),
         Read::Count(to) => send(to, query::count_by_status(connection, name)),
         Read::Classes(to) => send(to, query::class_names(connection, name)),
         Read::Ping(to) => {
