@@ -62,9 +62,23 @@ pub(crate) struct Tasks {
     pub(crate) notices: Arc<Notices>,
     pub(crate) retry: Arc<Retry>,
     pub(crate) clock: Clock,
+    /// Changes count only in this term of leadership; `None`: they are an operator's or a holder's, of no term.
+    pub(crate) term: Option<u64>,
 }
 
 impl Tasks {
+    /// The same, for changes that a leader decides.
+    pub(crate) fn in_term(&self, term: u64) -> Self {
+        Tasks { term: Some(term), ..self.clone() }
+    }
+
+    async fn replace(&self, next: &Task, seen: &Task) -> Result<Stored, BackendError> {
+        match self.term {
+            Some(term) => self.storage.replace_in_term(next, seen, term).await,
+            None => self.storage.replace(next, seen).await,
+        }
+    }
+
     /// Changes the task with this id.
     pub(crate) async fn change(&self, id: &str, change: &Change) -> Result<Task, TaskError> {
         let Some(task) = self.storage.get(id).await? else { return Err(TaskError::Missing(id.into())) };
@@ -107,7 +121,7 @@ impl Tasks {
             if let Some(untold) = mark(&task, now) {
                 next.skalds.untold = Some(untold); // instead of an older one, which it outranks
             }
-            match self.storage.replace(&next, &task).await? {
+            match self.replace(&next, &task).await? {
                 Stored::Done => {
                     next.skalds.revision = task.skalds.revision.saturating_add(1); // as the adapter has written it
                     self.notices.post(Notice::task(&next));
@@ -132,7 +146,7 @@ impl Tasks {
             }
             let mut next = task.clone();
             next.skalds.untold = None;
-            match self.storage.replace(&next, &task).await? {
+            match self.replace(&next, &task).await? {
                 Stored::Done => {
                     next.skalds.revision = task.skalds.revision.saturating_add(1);
                     self.notices.post(Notice::task(&next));

@@ -82,6 +82,12 @@ pub enum BackendError {
     /// It was closed.
     #[error("{0} is closed")]
     Closed(String),
+    /// The write was made in a term of leadership that is over; nothing was changed.
+    #[error("term {term} of leadership is over: another controller has begun a newer one")]
+    Superseded {
+        /// The term that was named.
+        term: u64,
+    },
 }
 
 /// A TTL in whole milliseconds as every adapter takes it: at least one (0 would be an error or a deletion,
@@ -381,6 +387,15 @@ pub trait DiskStorage: Send + Sync {
     /// document (`core::lifecycle`) has already been applied: storage decides only who was first. Where others write into
     /// the same documents, only what `task` and `seen` differ in is written.
     async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError>;
+    /// Begins a term of leadership and says its number, greater than any before. Once this has answered, no
+    /// [`DiskStorage::replace_in_term`] of an older term is done any more, however long it was under way.
+    async fn begin_term(&self) -> Result<u64, BackendError>;
+    /// The latest term that has begun; 0 when none has.
+    async fn latest_term(&self) -> Result<u64, BackendError>;
+    /// As [`DiskStorage::replace`], in the same atomic step only while no newer term than this has begun: else
+    /// [`BackendError::Superseded`]. What a leader decides is written with this, so that one that was frozen between
+    /// deciding and writing changes nothing when it wakes up.
+    async fn replace_in_term(&self, task: &Task, seen: &Task, term: u64) -> Result<Stored, BackendError>;
     /// Removes a task; says whether it was there.
     async fn delete(&self, id: &str) -> Result<bool, BackendError>;
     /// A page of tasks. It may be shorter than asked for: it ends early when its documents are large, and a document

@@ -7,6 +7,7 @@ pub mod attachments;
 mod change;
 pub mod event;
 pub mod judge;
+pub mod leadership;
 pub mod lease;
 pub mod lifecycle;
 pub mod names;

@@ -16,6 +16,9 @@ pub const SKALDS: &str = "skalds:hash";
 /// Hash: Skald id → `node` or `edge`.
 pub const SKALD_MODES: &str = "skalds:mode:hash";
 
+/// String: which controller leads; see [`super::leadership`]. Python knows no leader.
+pub const LEADER: &str = "skalds:leader";
+
 /// String: a Skald's changing number, 0 to 199.
 pub fn skald_heartbeat(skald_id: &str) -> String {
     format!("skalds:{skald_id}:heartbeat")

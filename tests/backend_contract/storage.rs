@@ -42,6 +42,34 @@ async fn inserts_refuse_an_id_that_is_taken(storage: &dyn DiskStorage) {
     }
 }
 
+async fn what_was_decided_in_a_former_term_is_not_done(storage: &dyn DiskStorage) {
+    let before = storage.latest_term().await.unwrap();
+    let open = task("term-open", 1);
+    assert!(storage.insert(&open).await.unwrap());
+    let first = storage.begin_term().await.unwrap();
+    assert!(first > before);
+    assert_eq!(storage.latest_term().await.unwrap(), first);
+    let changed = |seen: &Task, executor: &str| Task { executor: Some(executor.into()), ..seen.clone() };
+    let stored = storage.replace_in_term(&changed(&open, "a"), &open, first).await.unwrap();
+    assert_eq!(stored, Stored::Done);
+    let seen = storage.get("term-open").await.unwrap().unwrap();
+    let second = storage.begin_term().await.unwrap();
+    assert!(second > first);
+    // Nobody has changed the task since it was seen, so nothing but the term tells that the decision is old.
+    let refused = storage.replace_in_term(&changed(&seen, "stale"), &seen, first).await;
+    assert_eq!(refused, Err(BackendError::Superseded { term: first }));
+    assert_eq!(storage.get("term-open").await.unwrap().as_ref(), Some(&seen));
+    // An operator's change is of no term.
+    assert_eq!(storage.replace(&changed(&seen, "operator"), &seen).await.unwrap(), Stored::Done);
+    let Stored::Stale(now) = storage.replace_in_term(&changed(&seen, "b"), &seen, second).await.unwrap()
+    else {
+        panic!("it was changed meanwhile")
+    };
+    assert_eq!(storage.replace_in_term(&changed(&now, "b"), &now, second).await.unwrap(), Stored::Done);
+    assert!(storage.delete("term-open").await.unwrap());
+    assert_eq!(storage.replace_in_term(&now, &now, second).await.unwrap(), Stored::Missing);
+}
+
 async fn the_first_to_replace_wins(storage: &Arc<dyn DiskStorage>) {
     storage.insert(&task("cas", 1)).await.unwrap();
     let attempts = (0..20).map(|n| {
@@ -250,6 +278,7 @@ async fn orders_that_may_not_have_been_sent_are_found_oldest_first(storage: &dyn
 
 pub(crate) async fn all(storage: Arc<dyn DiskStorage>) {
     inserts_refuse_an_id_that_is_taken(&*storage).await;
+    what_was_decided_in_a_former_term_is_not_done(&*storage).await;
     the_first_to_replace_wins(&storage).await;
     a_document_that_is_too_large_is_refused_and_changes_nothing(&*storage).await;
     tasks_are_found_by_what_they_are(&*storage).await;

@@ -152,8 +152,11 @@ impl SystemController {
         // A Python Skald does not know pauses, and reads attachments only when it is told to.
         let order = matches!(change, Change::SetAttachments(_)).then_some(Order::Update);
         let task = self.get(id).await?;
-        let task =
-            self.shared.change_with(task, std::slice::from_ref(change), order).await?.into_result(id)?;
+        let task = self
+            .shared
+            .change_with(&self.shared.tasks, task, std::slice::from_ref(change), order)
+            .await?
+            .into_result(id)?;
         let task = if task.skalds.untold.as_ref().is_some_and(|untold| Some(untold.order) == order) {
             self.shared.send_order(task).await
         } else {

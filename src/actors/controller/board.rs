@@ -72,6 +72,11 @@ impl Board {
         self.lock().tasks.get(id).is_some_and(|entry| entry.cleared == Some(incarnation))
     }
 
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        *self.lock() = State::default();
+    }
+
     /// A sweep over all held tasks begins.
     pub(crate) fn begin_round(&self) {
         self.lock().round += 1;

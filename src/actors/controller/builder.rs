@@ -11,6 +11,7 @@ use super::board::Board;
 use super::dispatcher::{Dispatcher, DispatcherActor};
 use super::fleet::Fleet;
 use super::health::Pulse;
+use super::leader::{LeaderActor, Leadership};
 use super::monitor::{Monitor, MonitorActor};
 use crate::actors::error::ActorError;
 use crate::actors::notice::Notices;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) backends: Backends,
     pub(super) tasks: Tasks,
     pub(super) mode: ControllerMode,
+    pub(super) leadership: Leadership,
     pub(super) timing: Timing,
     pub(super) board: Board,
     pub(super) fleet: watch::Sender<Arc<Fleet>>,
@@ -45,7 +47,7 @@ pub(super) struct Shared {
     /// When waiting tasks become due, as far as it is known; the sweep knows the rest.
     pub(super) due: Mutex<std::collections::BTreeSet<Millis>>,
     pub(super) pulse: Pulse,
-    /// Orders that were left over when this controller started have been looked after.
+    /// Orders that were left over when this controller began to lead have been looked after.
     pub(super) looked: AtomicBool,
 }
 
@@ -142,9 +144,11 @@ impl ControllerBuilder {
                 notices: Arc::<Notices>::default(),
                 retry: Arc::new(self.retry),
                 clock: system.clock(),
+                term: None,
             },
             backends,
             mode: self.mode,
+            leadership: Leadership::new(self.mode),
             timing: self.timing,
             board: Board::default(),
             fleet: watch::Sender::new(Arc::default()),
@@ -156,6 +160,12 @@ impl ControllerBuilder {
             pulse: Pulse::default(),
             looked: AtomicBool::new(false),
         });
+        if self.mode != ControllerMode::Controller {
+            let stands = Arc::clone(&shared);
+            let leader = Spec::new("leader", move || LeaderActor(Arc::clone(&stands)));
+            // It ends when those who act for it have ended.
+            system.spawn(leader.stage(Stage::Flush).place(Place::Arbiter(0)).drain_hook())?;
+        }
         let watched = Arc::clone(&shared);
         let monitor =
             Spec::new("monitor", move || MonitorActor(Arc::new(Monitor::new(Arc::clone(&watched)))));

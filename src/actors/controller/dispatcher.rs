@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use super::builder::Shared;
 use super::unrunnable::Unrunnable;
-use crate::actors::tasks::{Changed, TaskError};
+use crate::actors::tasks::{Changed, TaskError, Tasks};
 use crate::backend::{BackendError, CacheWrite, Event, MAX_PAGE, TaskOrder, TaskQuery};
 use crate::core::event::{TaskEvent, write};
 use crate::core::lifecycle::Change;
@@ -51,6 +51,7 @@ impl Dispatcher {
         let mut offset = 0;
         let mut unrunnable = Unrunnable::default();
         loop {
+            self.shared.leads().await;
             match self.round().await {
                 Ok(more) => {
                     self.shared.pulse.dispatched(clock.elapsed());
@@ -58,7 +59,10 @@ impl Dispatcher {
                         continue;
                     }
                 }
-                Err(error) => tracing::warn!(%error, "a round of the dispatcher failed; trying again"),
+                Err(error) => {
+                    tracing::warn!(%error, "a round of the dispatcher failed; trying again");
+                    self.shared.failed(&error);
+                }
             }
             tokio::select! {
                 () = self.shared.dispatch.notified() => {}
@@ -66,6 +70,7 @@ impl Dispatcher {
                 () = sweeps.tick() => {
                     if let Err(error) = self.sweep(&mut offset, &mut unrunnable).await {
                         tracing::warn!(%error, "waiting tasks could not be searched; trying again");
+                        self.shared.failed(&error);
                     }
                 }
             }
@@ -83,6 +88,9 @@ impl Dispatcher {
 
     /// Assigns what can be assigned. Says whether another round would find more.
     async fn round(&self) -> Result<bool, TaskError> {
+        let Some(lead) = self.shared.lead().filter(|lead| self.shared.is_swept(lead)) else {
+            return Ok(false);
+        };
         let mut skalds = self.candidates();
         let mut free: BTreeMap<String, u64> = BTreeMap::new();
         for skald in &skalds {
@@ -96,7 +104,7 @@ impl Dispatcher {
         let mut more = false;
         let mut dependencies = Dependencies::default();
         for (class, room) in free.into_iter().filter(|(_, room)| *room > 0) {
-            let (tasks, rest) = self.ready(&class, room.min(ROUND), &mut dependencies).await?;
+            let (tasks, rest) = self.ready(&lead, &class, room.min(ROUND), &mut dependencies).await?;
             ready.extend(tasks);
             more |= rest;
         }
@@ -112,11 +120,11 @@ impl Dispatcher {
         let mut tasks: Vec<Option<Task>> = ready.into_iter().map(Some).collect();
         let assigned = join_all(placed.into_iter().filter_map(|(task, skald)| {
             let executor = skalds[skald].id.clone();
-            Some(self.assign(tasks[task].take()?, executor))
+            Some(self.assign(&lead, tasks[task].take()?, executor))
         }))
         .await;
         let assigned: Vec<Task> = assigned.into_iter().flatten().collect();
-        self.tell(&assigned, &python).await;
+        self.tell(&lead, &assigned, &python).await;
         Ok(more && !assigned.is_empty())
     }
 
@@ -138,6 +146,7 @@ impl Dispatcher {
     /// The most urgent tasks of a class that can start now, and whether there may be more.
     async fn ready(
         &self,
+        lead: &Tasks,
         class: &str,
         room: u64,
         dependencies: &mut Dependencies,
@@ -158,7 +167,7 @@ impl Dispatcher {
             let page = self.shared.backends.storage.list(&query).await?;
             let count = page.tasks.len() as u64;
             for task in page.tasks {
-                if self.may_start(&task, now, dependencies).await? {
+                if self.may_start(lead, &task, now, dependencies).await? {
                     ready.push(task);
                 }
             }
@@ -174,6 +183,7 @@ impl Dispatcher {
     /// Whether a due task can start; one that never can is ended here.
     async fn may_start(
         &self,
+        lead: &Tasks,
         task: &Task,
         now: Millis,
         dependencies: &mut Dependencies,
@@ -182,7 +192,7 @@ impl Dispatcher {
             return Ok(false);
         }
         if task.deadline_date_time > 0 && task.deadline_date_time <= now {
-            self.end(task, &Change::Expire).await?;
+            self.end(lead, task, &Change::Expire).await?;
             return Ok(false);
         }
         let looked = self.shared.looked.load(Ordering::Acquire);
@@ -195,7 +205,7 @@ impl Dispatcher {
                 Dependency::Pending => return Ok(false),
                 Dependency::Never(why) => {
                     let error = format!("it depends on task {id:?}, which {why}");
-                    self.end(task, &Change::Abandon { error }).await?;
+                    self.end(lead, task, &Change::Abandon { error }).await?;
                     return Ok(false);
                 }
             }
@@ -203,8 +213,8 @@ impl Dispatcher {
         Ok(true)
     }
 
-    async fn end(&self, task: &Task, change: &Change) -> Result<(), TaskError> {
-        match self.shared.tasks.change_from(task.clone(), change).await? {
+    async fn end(&self, lead: &Tasks, task: &Task, change: &Change) -> Result<(), TaskError> {
+        match lead.change_from(task.clone(), change).await? {
             Changed::Done(task) => {
                 tracing::info!(task = task.id, error = task.skalds.last_error, "a waiting task ended")
             }
@@ -213,9 +223,9 @@ impl Dispatcher {
         Ok(())
     }
 
-    async fn assign(&self, task: Task, executor: String) -> Option<Task> {
+    async fn assign(&self, lead: &Tasks, task: Task, executor: String) -> Option<Task> {
         let id = task.id.clone();
-        match self.shared.tasks.change_from(task, &Change::Assign { executor }).await {
+        match lead.change_from(task, &Change::Assign { executor }).await {
             Ok(Changed::Done(task)) => {
                 self.shared.board.see_task(&task);
                 Some(task)
@@ -223,13 +233,17 @@ impl Dispatcher {
             Ok(Changed::Refused(..) | Changed::Missing) => None, // it moved on meanwhile
             Err(error) => {
                 tracing::warn!(task = id, %error, "a task was not assigned; trying again");
+                self.shared.failed(&error);
                 None
             }
         }
     }
 
     /// Tells the chosen Skalds. Whoever does not hear it finds it in storage, or is reminded by the monitor.
-    async fn tell(&self, tasks: &[Task], python: &BTreeSet<&str>) {
+    async fn tell(&self, lead: &Tasks, tasks: &[Task], python: &BTreeSet<&str>) {
+        if !self.shared.still_leads(lead) {
+            return; // it was frozen since: by now the next leader reminds them, or has taken the tasks back
+        }
         // A Python worker's last word stays under its key for an hour; it must not be taken for the new run's.
         let speaks_python = |task: &&Task| task.executor.as_deref().is_some_and(|id| python.contains(id));
         let to_python: Vec<&Task> = tasks.iter().filter(speaks_python).collect();
@@ -262,6 +276,7 @@ impl Dispatcher {
     /// Looks at a page of all waiting tasks, also of classes that nobody runs: for deadlines, for what can never start,
     /// for when tasks become due, and for classes without a Skald.
     async fn sweep(&self, offset: &mut u64, unrunnable: &mut Unrunnable) -> Result<(), TaskError> {
+        let Some(lead) = self.shared.lead() else { return Ok(()) };
         let now = self.shared.tasks.clock.now_millis();
         let query = TaskQuery {
             statuses: vec![LifecycleStatus::Created],
@@ -281,7 +296,7 @@ impl Dispatcher {
             match crate::core::lifecycle::not_before(task).filter(|at| *at > now) {
                 Some(at) => self.shared.becomes_due(at),
                 None => {
-                    if self.may_start(task, now, &mut dependencies).await? {
+                    if self.may_start(&lead, task, now, &mut dependencies).await? {
                         waiting.insert(&task.class_name[..]);
                     }
                 }

@@ -24,9 +24,13 @@ pub struct Health {
     pub events: ServiceHealth,
     /// Storage.
     pub storage: ServiceHealth,
+    /// This controller leads: it dispatches and judges. The others answer the API, and take over within seconds.
+    pub leads: bool,
+    /// Some controller was seen to lead within the last 10 s. One in mode CONTROLLER does not look.
+    pub led: bool,
     /// Skalds that show signs of life.
     pub skalds_online: usize,
-    /// Time since the monitor last looked at all held tasks; `None`: never, or this controller has no monitor.
+    /// Time since this controller last looked at all held tasks; `None`: it never led, or has no monitor.
     pub last_sweep: Option<Duration>,
     /// Time since the dispatcher last ended a round; `None`: never, or this controller has no dispatcher.
     pub last_dispatch: Option<Duration>,
@@ -91,15 +95,19 @@ impl Shared {
         let turns = |last: Option<Duration>, interval: Duration| {
             last.is_some_and(|last| last <= interval * 5 + Duration::from_secs(5))
         };
-        let monitors =
-            self.mode == ControllerMode::Controller || turns(last_sweep, self.timing.task_interval);
-        let dispatches =
-            self.mode != ControllerMode::Dispatcher || turns(last_dispatch, self.timing.dispatcher_interval);
+        let (leads, led) = (self.term().is_some(), self.is_led());
+        let monitors = !leads || turns(last_sweep, self.timing.task_interval);
+        let dispatches = !leads
+            || self.mode != ControllerMode::Dispatcher
+            || turns(last_dispatch, self.timing.dispatcher_interval);
+        let led_if_need_be = led || self.mode == ControllerMode::Controller;
         Health {
-            ok: cache.ok && events.ok && storage.ok && monitors && dispatches,
+            ok: cache.ok && events.ok && storage.ok && led_if_need_be && monitors && dispatches,
             cache,
             events,
             storage,
+            leads,
+            led,
             skalds_online,
             last_sweep,
             last_dispatch,

@@ -3,7 +3,10 @@
 //! Everything is driven by events: a submission, a finished task, a Skald that comes, each starts a round of the
 //! dispatcher at once. Behind the events go sweeps over storage, which find what an event should have told: a lost
 //! message, a dead Skald, a deadline that has passed, a retry or a schedule that is due. All changes go through the one
-//! lifecycle table; several controllers may run side by side, since storage takes each change only once.
+//! lifecycle table.
+//!
+//! Several controllers may run side by side. All of them answer the API; one leads, and does the rest: see
+//! [`crate::core::leadership`].
 
 mod api;
 mod board;
@@ -11,6 +14,7 @@ mod builder;
 mod dispatcher;
 mod fleet;
 mod health;
+mod leader;
 mod monitor;
 mod orders;
 mod unrunnable;

@@ -12,7 +12,7 @@ use super::board::is_held;
 use super::builder::Shared;
 use super::fleet::{Fleet, FleetReader};
 use crate::actors::notice::{CHANNEL, Notice};
-use crate::actors::tasks::{Changed, TaskError};
+use crate::actors::tasks::{Changed, TaskError, Tasks};
 use crate::backend::{BackendError, TaskScan};
 use crate::config::env::ControllerMode;
 use crate::core::event::read;
@@ -56,7 +56,8 @@ impl Actor for MonitorActor {
 
 pub(super) struct Monitor {
     pub(super) shared: Arc<Shared>,
-    judges: Mutex<HashMap<String, TaskJudge>>,
+    /// And the term that they judge in.
+    judges: Mutex<(Option<u64>, HashMap<String, TaskJudge>)>,
 }
 
 fn millis(duration: Duration) -> Millis {
@@ -81,7 +82,7 @@ impl Monitor {
             let cache = &*shared.backends.cache;
             match reader.read(cache, self.now(), shared.timing.expired_after).await {
                 Ok(fleet) => {
-                    if shared.mode != ControllerMode::Controller {
+                    if shared.term().is_some() {
                         for id in reader.long_gone(&fleet, self.now()) {
                             self.forget_skald(&id).await;
                         }
@@ -169,7 +170,10 @@ impl Monitor {
             Notice::Skald { .. } => shared.fleet_changed.notify_one(),
             Notice::Task(change) => {
                 let status = change.lifecycle_status;
-                let freed = shared.board.see(&change.id, status, change.executor.as_deref(), change.revision);
+                // Whoever begins to lead looks at all tasks; until then the board would only grow.
+                let leads = shared.term().is_some();
+                let freed = leads
+                    && shared.board.see(&change.id, status, change.executor.as_deref(), change.revision);
                 if let Some(at) = change.not_before.filter(|at| *at > shared.tasks.clock.now_millis()) {
                     shared.becomes_due(at);
                 }
@@ -182,17 +186,23 @@ impl Monitor {
         }
     }
 
-    /// Judges all held tasks at every interval, and when a Skald has gone.
+    /// Judges all held tasks at every interval, and when a Skald has gone, while this controller leads.
     async fn judge_tasks(&self) {
         let clock = &self.shared.tasks.clock;
         loop {
+            self.shared.leads().await;
+            let Some(lead) = self.shared.lead() else { continue };
             let begun = clock.elapsed();
-            match self.judge_all().await {
-                Ok(()) => self.shared.pulse.swept(clock.elapsed()),
+            match self.judge_all(&lead).await {
+                Ok(()) => {
+                    self.shared.pulse.swept(clock.elapsed());
+                    self.shared.swept_in(&lead);
+                }
                 Err(error) => {
+                    self.shared.failed(&error);
                     tracing::warn!(%error, "held tasks could not be judged; trying again");
                     let now = self.now();
-                    self.judges.lock().await.values_mut().for_each(|judge| judge.pardon(now));
+                    self.judges.lock().await.1.values_mut().for_each(|judge| judge.pardon(now));
                 }
             }
             let took = clock.elapsed().saturating_sub(begun);
@@ -203,9 +213,13 @@ impl Monitor {
         }
     }
 
-    async fn judge_all(&self) -> Result<(), TaskError> {
+    async fn judge_all(&self, lead: &Tasks) -> Result<(), TaskError> {
         let shared = &self.shared;
         let mut judges = self.judges.lock().await;
+        if judges.0 != lead.term {
+            *judges = (lead.term, HashMap::new()); // what was seen long ago proves nothing now
+        }
+        let judges = &mut judges.1;
         let mut seen = Vec::new();
         let statuses = vec![LifecycleStatus::Assigning, LifecycleStatus::Running, LifecycleStatus::Paused];
         let mut scan = TaskScan { statuses, ..TaskScan::default() };
@@ -229,7 +243,7 @@ impl Monitor {
                 let judge = judges.entry(task.id.clone()).or_insert_with(|| TaskJudge::new(&task, now));
                 let verdict = judge.judge(&task, evidence);
                 seen.push(task.id.clone());
-                self.carry_out(task, verdict).await?;
+                self.carry_out(lead, task, verdict).await?;
             }
             scan.after = batch.next;
             if scan.after.is_none() {
@@ -273,7 +287,10 @@ impl Monitor {
         Ok(signs.collect())
     }
 
-    async fn carry_out(&self, task: Task, verdict: Verdict) -> Result<(), TaskError> {
+    async fn carry_out(&self, lead: &Tasks, task: Task, verdict: Verdict) -> Result<(), TaskError> {
+        if !self.shared.still_leads(lead) {
+            return Ok(()); // reminders are events, which nobody refuses
+        }
         match verdict {
             Verdict::Fine => {}
             Verdict::RemindAssign => self.shared.tell(names::TASK_ASSIGN, &task).await,
@@ -282,7 +299,7 @@ impl Monitor {
                 let before = task.clone();
                 let taken = |change: &Change| matches!(change, Change::Lost { .. } | Change::Expire);
                 let order = changes.iter().any(taken).then_some(Order::Stop);
-                match self.shared.change_with(task, &changes, order).await? {
+                match self.shared.change_with(lead, task, &changes, order).await? {
                     Changed::Done(after) => {
                         tracing::info!(
                             task = after.id,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::builder::Shared;
 use super::monitor::Monitor;
-use crate::actors::tasks::{Changed, TaskError};
+use crate::actors::tasks::{Changed, TaskError, Tasks};
 use crate::backend::Event;
 use crate::core::event::{TaskEvent, write};
 use crate::core::lifecycle::Change;
@@ -19,13 +19,14 @@ impl Shared {
     /// finds in storage what it is not told.
     pub(super) async fn change_with(
         &self,
+        tasks: &Tasks,
         task: Task,
         changes: &[Change],
         order: Option<Order>,
     ) -> Result<Changed, TaskError> {
         let mark =
             |task: &Task, now| order?.mark(task, now).filter(|untold| !self.is_ours(&untold.recipient));
-        self.tasks.change_marked(task, changes, mark).await
+        tasks.change_marked(task, changes, mark).await
     }
 
     fn is_ours(&self, skald: &str) -> bool {
@@ -67,11 +68,12 @@ impl Shared {
 }
 
 impl Monitor {
-    /// Sends what whoever stored it did not send; for ever.
+    /// Sends what whoever stored it did not send, while this controller leads; for ever.
     pub(super) async fn send_orders(&self) {
         let shared = &self.shared;
         let mut ticks = shared.tasks.clock.interval(shared.timing.task_interval);
         loop {
+            shared.leads().await;
             match self.send_what_is_untold().await {
                 Ok(()) => {
                     if !shared.looked.swap(true, Ordering::AcqRel) {
@@ -88,6 +90,9 @@ impl Monitor {
         let shared = &self.shared;
         let before = shared.tasks.clock.now_millis().saturating_sub(SEND_WITHIN);
         for task in shared.backends.storage.untold(before).await? {
+            if shared.term().is_none() {
+                return Ok(());
+            }
             let Some(untold) = &task.skalds.untold else { continue };
             let ours = task.executor.as_ref().is_some_and(|executor| shared.is_ours(executor));
             if untold.is_due(&task, ours) {

@@ -228,6 +228,7 @@ impl SkaldBuilder {
             notices: Arc::clone(&notices),
             retry: Arc::new(self.retry),
             clock: system.clock(),
+            term: None,
         };
         let core = Arc::new(SkaldCore::new(
             id.clone(),

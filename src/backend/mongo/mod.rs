@@ -7,6 +7,7 @@ mod failure;
 mod indexes;
 mod pages;
 mod query;
+mod term;
 
 use std::collections::HashSet;
 use std::future::IntoFuture;
@@ -104,6 +105,19 @@ impl MongoStorage {
         document::to_task(document, || format!("task {id:?} in {}", self.service))
     }
 
+    /// Makes `task` of `seen`, if the stored document matches `still`.
+    async fn replace_where(&self, task: &Task, seen: &Task, still: Document) -> Result<Stored, BackendError> {
+        let mut next = task.clone();
+        next.skalds.revision = seen.skalds.revision.saturating_add(1);
+        let update = change::update(seen, &next)?;
+        let collection = self.documents();
+        let done = self.call("change a task", collection.update_one(still, update)).await?;
+        if done.matched_count > 0 {
+            return Ok(Stored::Done);
+        }
+        Ok(self.get(&task.id).await?.map_or(Stored::Missing, Stored::Stale))
+    }
+
     /// Inserts what one message takes; says which positions of `documents` have a taken id.
     async fn insert_part(&self, documents: Vec<Document>) -> Result<HashSet<usize>, BackendError> {
         let count = documents.len();
@@ -174,15 +188,28 @@ impl DiskStorage for MongoStorage {
     }
 
     async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError> {
-        let mut next = task.clone();
-        next.skalds.revision = seen.skalds.revision.saturating_add(1);
-        let update = change::update(seen, &next)?;
-        let collection = self.documents();
-        let done = self.call("change a task", collection.update_one(change::still(seen), update)).await?;
-        if done.matched_count > 0 {
-            return Ok(Stored::Done);
+        self.replace_where(task, seen, change::still(seen)).await
+    }
+
+    async fn begin_term(&self) -> Result<u64, BackendError> {
+        self.next_term().await
+    }
+
+    async fn latest_term(&self) -> Result<u64, BackendError> {
+        self.read_term().await
+    }
+
+    async fn replace_in_term(&self, task: &Task, seen: &Task, term: u64) -> Result<Stored, BackendError> {
+        let mut still = change::still(seen);
+        still.insert(term::STAMP, term::not_newer_than(term));
+        match self.replace_where(task, seen, still).await? {
+            Stored::Done => Ok(Stored::Done),
+            other if self.read_term().await? > term => {
+                tracing::debug!(task = task.id, term, ?other, "a write of a former leader was not done");
+                Err(BackendError::Superseded { term })
+            }
+            other => Ok(other),
         }
-        Ok(self.get(&task.id).await?.map_or(Stored::Missing, Stored::Stale))
     }
 
     async fn delete(&self, id: &str) -> Result<bool, BackendError> {

@@ -39,8 +39,16 @@ fn apply(transaction: &Transaction<'_>, name: &str, write: &mut Write) -> rusqli
         Write::Insert(rows, pending) => {
             pending.hold(Ok(rows.iter().map(|row| insert(transaction, row)).collect::<Result<_, _>>()?));
         }
-        Write::Replace(row, revision, pending) => {
+        // The transaction holds the file's only write lock: no term begins between this look and the commit.
+        Write::Replace(_, _, Some(term), pending) if latest_term(transaction)? > *term => {
+            pending.hold(Err(BackendError::Superseded { term: *term }));
+        }
+        Write::Replace(row, revision, _, pending) => {
             pending.hold(replace(transaction, name, row, *revision)?);
+        }
+        Write::BeginTerm(pending) => {
+            transaction.execute("UPDATE leadership SET term = term + 1", [])?;
+            pending.hold(Ok(latest_term(transaction)?));
         }
         Write::Delete(id, pending) => {
             let mut statement = transaction.prepare_cached("DELETE FROM tasks WHERE id = ?1")?;
@@ -48,6 +56,13 @@ fn apply(transaction: &Transaction<'_>, name: &str, write: &mut Write) -> rusqli
         }
     }
     Ok(())
+}
+
+/// The latest term of leadership that has begun.
+pub(super) fn latest_term(connection: &Connection) -> rusqlite::Result<u64> {
+    let mut statement = connection.prepare_cached("SELECT term FROM leadership")?;
+    let term: i64 = statement.query_row([], |row| row.get(0))?;
+    Ok(term.unsigned_abs()) // it counts from 0
 }
 
 fn insert(transaction: &Transaction<'_>, row: &Row) -> rusqlite::Result<bool> {
@@ -112,7 +127,8 @@ impl Write {
     fn settle(self, committed: Result<(), BackendError>) {
         match self {
             Write::Insert(_, pending) => pending.settle(committed),
-            Write::Replace(_, _, pending) => pending.settle(committed),
+            Write::BeginTerm(pending) => pending.settle(committed),
+            Write::Replace(_, _, _, pending) => pending.settle(committed),
             Write::Delete(_, pending) => pending.settle(committed),
         }
     }

@@ -74,6 +74,15 @@ impl SqliteStorage {
         answered.await.map_err(|_| closed())?
     }
 
+    /// Whoever writes into the file raises the revision, so that it stands for the status and the incarnation.
+    async fn replace_row(&self, task: &Task, seen: &Task, term: Option<u64>) -> Result<Stored, BackendError> {
+        let revision = seen.skalds.revision;
+        let mut next = task.clone();
+        next.skalds.revision = revision.saturating_add(1);
+        let row = Row::of(&next)?;
+        self.write(|pending| Write::Replace(Box::new(row), revision, term, Box::new(pending))).await
+    }
+
     async fn write<T>(&self, write: impl FnOnce(Pending<T>) -> Write) -> Result<T, BackendError> {
         self.ask(&self.writes, |answer| Request::Write(write(Pending::new(answer)))).await
     }
@@ -108,13 +117,20 @@ impl DiskStorage for SqliteStorage {
         self.read(|answer| Read::Get(id.into(), answer)).await
     }
 
-    /// Whoever writes into the file raises the revision, so that it stands for the status and the incarnation.
     async fn replace(&self, task: &Task, seen: &Task) -> Result<Stored, BackendError> {
-        let revision = seen.skalds.revision;
-        let mut next = task.clone();
-        next.skalds.revision = revision.saturating_add(1);
-        let row = Row::of(&next)?;
-        self.write(|pending| Write::Replace(Box::new(row), revision, Box::new(pending))).await
+        self.replace_row(task, seen, None).await
+    }
+
+    async fn begin_term(&self) -> Result<u64, BackendError> {
+        self.write(Write::BeginTerm).await
+    }
+
+    async fn latest_term(&self) -> Result<u64, BackendError> {
+        self.read(Read::LatestTerm).await
+    }
+
+    async fn replace_in_term(&self, task: &Task, seen: &Task, term: u64) -> Result<Stored, BackendError> {
+        self.replace_row(task, seen, Some(term)).await
     }
 
     async fn delete(&self, id: &str) -> Result<bool, BackendError> {

@@ -11,7 +11,7 @@ use crate::backend::BackendError;
 /// Marks the file as ours ("skal").
 const APPLICATION_ID: i32 = 0x736b_616c;
 /// Raised by every change of the tables; a file with a higher number is not touched.
-const SCHEMA: i32 = 3;
+const SCHEMA: i32 = 4;
 /// How long to wait for another process that writes.
 const BUSY: Duration = Duration::from_secs(5);
 
@@ -38,12 +38,18 @@ const TABLES: &str = "
 ";
 /// What a file of schema 1 or 2 lacks: since when an order waits to be sent.
 const UNTOLD: &str = "ALTER TABLE tasks ADD COLUMN untold INTEGER;";
+/// What a file of schema 1 to 3 lacks: the latest term of leadership, in one row.
+const TERM: &str = "
+    CREATE TABLE leadership (one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL) STRICT;
+    INSERT INTO leadership (one, term) VALUES (1, 0);
+";
 /// Made again by every raise of [`SCHEMA`].
 const INDEXES: &str = "
     DROP INDEX IF EXISTS tasks_by_executor;
     CREATE INDEX tasks_by_executor ON tasks (executor, status, id) WHERE executor IS NOT NULL;
     DROP INDEX IF EXISTS tasks_by_status;
     CREATE INDEX tasks_by_status ON tasks (status, id);
+    DROP INDEX IF EXISTS tasks_untold;
     CREATE INDEX tasks_untold ON tasks (untold) WHERE untold IS NOT NULL;
 ";
 
@@ -98,6 +104,7 @@ fn prepare(mut connection: Connection, name: &str) -> Result<Connection, Backend
         transaction.execute_batch(UNTOLD).map_err(explain)?;
     }
     if schema < SCHEMA {
+        transaction.execute_batch(TERM).map_err(explain)?;
         transaction.execute_batch(INDEXES).map_err(explain)?;
         transaction.pragma_update(None, "user_version", SCHEMA).map_err(explain)?;
     }

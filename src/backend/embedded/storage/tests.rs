@@ -131,7 +131,7 @@ async fn an_older_file_gets_the_indexes_that_scans_walk_along() {
     let other = Connection::open(&path).unwrap();
     other
         .execute_batch(
-            "DROP INDEX tasks_untold; ALTER TABLE tasks DROP COLUMN untold;
+            "DROP TABLE leadership; DROP INDEX tasks_untold; ALTER TABLE tasks DROP COLUMN untold;
              DROP INDEX tasks_by_status; DROP INDEX tasks_by_executor;
              CREATE INDEX tasks_by_executor ON tasks (executor, status) WHERE executor IS NOT NULL;
              PRAGMA user_version = 1;",

@@ -18,7 +18,9 @@ pub(super) enum Request {
 
 pub(super) enum Write {
     Insert(Vec<Row>, Pending<Vec<bool>>),
-    Replace(Box<Row>, u64, Box<Pending<Stored>>),
+    /// With the revision that was seen, and the term that it must be done in, if any.
+    Replace(Box<Row>, u64, Option<u64>, Box<Pending<Stored>>),
+    BeginTerm(Pending<u64>),
     Delete(String, Pending<bool>),
 }
 
@@ -53,6 +55,7 @@ pub(super) enum Read {
     List(Box<TaskQuery>, Answer<TaskPage>),
     Scan(Box<TaskScan>, Answer<TaskBatch>),
     Untold(i64, Answer<Vec<Task>>),
+    LatestTerm(Answer<u64>),
     Count(Answer<Vec<(LifecycleStatus, u64)>>),
     Classes(Answer<Vec<String>>),
     Ping(Answer<()>),
@@ -106,6 +109,10 @@ fn answer(connection: &Connection, name: &str, read: Read) {
         Read::List(which, to) => send(to, query::list(connection, name, &which)),
         Read::Scan(which, to) => send(to, query::scan(connection, name, &which)),
         Read::Untold(before, to) => send(to, query::untold(connection, name, before)),
+        Read::LatestTerm(to) => {
+            let term = batch::latest_term(connection);
+            send(to, term.map_err(|error| schema::explain(&error, name, "read the term of leadership")));
+        }
         Read::Count(to) => send(to, query::count_by_status(connection, name)),
         Read::Classes(to) => send(to, query::class_names(connection, name)),
         Read::Ping(to) => {
