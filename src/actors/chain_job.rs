@@ -39,6 +39,7 @@ impl ChainJobs {
     pub fn register(self, classes: &mut WorkerClasses) {
         let metrics = JobMetrics::register(&self.system);
         classes.register_with(CHAIN_JOB, move |map| ChainJobWorker::new(map, self.clone(), metrics.clone()));
+        classes.set_works_outside(CHAIN_JOB); // its agents go on when its coordinator is gone
     }
 }
 

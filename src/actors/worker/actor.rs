@@ -198,6 +198,10 @@ async fn settle(held: &Held, ending: Ending) -> WorkerEnd {
     }
     let (change, exception) = match ending {
         Ending::Done(result) => (Change::Finish { incarnation, result }, None),
+        // The task is to be cancelled, and its worker has seen to it.
+        Ending::Stopped if held.stopping() == Some(StopReason::Cancelled) => {
+            (Change::Finish { incarnation, result: None }, None)
+        }
         Ending::Stopped => (Change::Release { incarnation }, None),
         Ending::Failed(error) => (
             Change::Fail { incarnation, error: error.text().to_owned(), retry: !error.is_permanent() },
