@@ -1,5 +1,5 @@
-//! What the integration tests and the benches stand on: real Redis servers and clusters, the `skald` binary as a
-//! process, free ports and waiting with a deadline.
+//! What the integration tests and the benches stand on: real Redis servers and clusters, Kafka brokers, the `skald`
+//! binary as a process, free ports and waiting with a deadline.
 //!
 //! `mod support;` in a test, `#[path = "../tests/support/mod.rs"] mod support;` in a bench.
 //!
@@ -9,6 +9,7 @@
 
 mod children;
 mod cluster;
+mod kafka;
 mod load;
 mod ports;
 mod process;
@@ -16,6 +17,7 @@ mod server;
 mod wait;
 
 pub use cluster::{RedisCluster, slot_of};
+pub use kafka::{Broker, KafkaServer};
 pub use load::{Command, load};
 pub use ports::free_port;
 pub use process::{Finished, Process};

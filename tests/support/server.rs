@@ -53,7 +53,7 @@ fn ping(port: u16) -> std::io::Result<String> {
 }
 
 /// The program that `scripts/services env` names.
-fn binary(variable: &str) -> PathBuf {
+pub(super) fn binary(variable: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(path) => path.into(),
         None => panic!("{variable} is not set: run scripts/test, which installs the servers and names them"),
