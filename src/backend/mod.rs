@@ -3,13 +3,15 @@
 //! | trait | holds | adapters |
 //! | --- | --- | --- |
 //! | [`CacheMemory`] | hot state that expires: heartbeats, who is there | embedded, Redis |
-//! | [`EventQueue`] | events between processes | embedded |
+//! | [`EventQueue`] | events between processes | embedded, Kafka |
 //! | [`DiskStorage`] | the tasks, durable | embedded (SQLite) |
 //!
 //! Every adapter passes the same contract suite (`tests/backend_contract/`).
 
 pub mod embedded;
 mod inbox;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod services;

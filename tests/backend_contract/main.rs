@@ -3,6 +3,7 @@
 mod cache;
 mod cache_cases;
 mod events;
+mod kafka;
 mod redis;
 mod redis_cluster;
 mod storage;
