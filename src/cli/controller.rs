@@ -15,8 +15,8 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A controller and its nodes share a folder and a Redis, so they run on one machine; adapters for MongoDB and Kafka, which
-let them run on several, come with a later version. SYSTEM_CONTROLLER_MODE says what it does: CONTROLLER answers
+A controller and its nodes share a folder and a Redis, so they run on one machine; an adapter for MongoDB, which lets them
+run on several, comes with a later version. With --kafka, given to all, events travel over Kafka. SYSTEM_CONTROLLER_MODE says what it does: CONTROLLER answers
 the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -53,6 +53,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         tracing::info!(%signal, "stopping");
         server.stop().await;
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         Ok(Exit::Finished)
     };
     system.block_on(ran).map_err(Failure::failed)?

@@ -11,8 +11,9 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A node shares a folder and a Redis with its controller, so they run on one machine; adapters for MongoDB and Kafka, which
-let them run on several, come with a later version.")]
+A node shares a folder and a Redis with its controller, so they run on one machine; an adapter for MongoDB, which lets them
+run on several, comes with a later version. With --kafka it hears of an assignment at once, else by its next look into the
+folder.")]
 pub(crate) struct Args {
     #[command(flatten)]
     skald: SkaldArgs,
@@ -43,6 +44,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             exit = skald.ended() => Err(Failure::failed(format!("the skald has ended: {exit:?}"))),
         };
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         ended
     };
     system.block_on(ran).map_err(Failure::failed)?

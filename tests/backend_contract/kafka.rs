@@ -1,6 +1,5 @@
 //! `EventQueue` on Kafka: the contract on two brokers that share no code, and what goes wrong on the way.
 
-
 use skalds::backend::EventQueue;
 use skalds::backend::kafka::{KafkaEvents, KafkaOptions};
 
