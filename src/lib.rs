@@ -25,7 +25,7 @@
 //! - A panic ends one actor, with its text; the others go on. Every queue has a bound.
 //!
 //! # What it does not do yet
-//! - Kafka and MongoDB adapters.
+//! - A MongoDB adapter.
 //! - Authentication and encryption: everything listens on loopback unless told otherwise.
 //! - A sandbox: a user's Lua runs in Redis with the rights of the connection.
 //! - Pause and live update of a chain job that runs: it can be cancelled, and tasks of other classes can be paused and

@@ -6,11 +6,11 @@ use skalds::backend::kafka::{KafkaEvents, KafkaOptions};
 use crate::events::{Subject, keeps_the_contract};
 use crate::support::{Broker, KafkaServer};
 
-fn options(server: &KafkaServer) -> KafkaOptions {
+pub(crate) fn options(server: &KafkaServer) -> KafkaOptions {
     KafkaOptions { replication: 1, ..KafkaOptions::new(server.address()) }
 }
 
-fn open(server: &KafkaServer) -> KafkaEvents {
+pub(crate) fn open(server: &KafkaServer) -> KafkaEvents {
     KafkaEvents::open(options(server)).unwrap()
 }
 

@@ -4,6 +4,7 @@ mod cache;
 mod cache_cases;
 mod events;
 mod kafka;
+mod kafka_faults;
 mod redis;
 mod redis_cluster;
 mod storage;

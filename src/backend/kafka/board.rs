@@ -237,6 +237,15 @@ impl Board {
         self.lanes.iter().filter_map(wanted).collect()
     }
 
+    /// Nothing that was read of this lane is worth anything: it is read from `offset` on.
+    pub(super) fn restart(&mut self, place: &Place, offset: i64) {
+        self.clear(place);
+        self.storable.remove(place);
+        if let Some(lane) = self.lanes.get_mut(place) {
+            (lane.hand, lane.rewind) = (None, Some(offset));
+        }
+    }
+
     /// The client reads from there again.
     pub(super) fn rewound(&mut self, place: &Place, offset: i64) {
         if let Some(lane) = self.lanes.get_mut(place) {
@@ -257,6 +266,10 @@ impl Board {
     /// Whether a reader may come. When all are gone and the thread has not ended yet, a new one takes it over.
     pub(super) fn lets_in(&self) -> bool {
         !self.ended && !self.closed && self.failure.is_none()
+    }
+
+    pub(super) fn failure(&self) -> Option<BackendError> {
+        self.failure.clone()
     }
 
     /// From now on nobody may join.

@@ -43,6 +43,8 @@ pub(super) struct Group {
     /// Told when a reader has handled what it had in hand.
     pub(super) handed: Condvar,
     joins: Mutex<Vec<Join>>,
+    /// Partitions for which the broker has a position of this group, as far as this process has heard.
+    pub(super) fixed: Mutex<HashSet<Place>>,
     ended: watch::Sender<bool>,
 }
 
@@ -61,6 +63,7 @@ impl Group {
             changed: Notify::new(),
             handed: Condvar::new(),
             joins: Mutex::new(Vec::new()),
+            fixed: Mutex::default(),
             ended: watch::Sender::new(false),
         });
         let inside = Arc::clone(&group);
@@ -127,29 +130,37 @@ impl Group {
     fn run(self: &Arc<Self>) {
         let context = Positions::new(Arc::clone(self));
         let made = self.options.consumer(&self.name).create_with_context(context);
-        let consumer: BaseConsumer<Positions> = match made {
-            Ok(consumer) => consumer,
-            Err(error) => {
-                self.fail(self.last.failed("set up a consumer", &error));
-                self.board().end();
-                return self.refuse_joins(|| self.last.failed("set up a consumer", &error));
+        let mut joins = Vec::new();
+        match made {
+            Err(error) => self.fail(self.last.failed("set up a consumer", &error)),
+            Ok(consumer) => {
+                let mut turn = Turn {
+                    group: self,
+                    consumer: &consumer,
+                    topics: HashSet::new(),
+                    partitions: Partitions::new(),
+                    joins,
+                    asked: None,
+                    lost: None,
+                };
+                while turn.take() {}
+                self.store(&consumer);
+                joins = turn.joins;
+                // Commits what was stored and leaves the group.
+                drop(consumer);
             }
+        }
+        // Who came before the end is told.
+        let error = {
+            let mut board = self.board();
+            board.end();
+            board.failure().unwrap_or_else(|| BackendError::Closed(format!("the group {}", self.name)))
         };
-        let mut turn = Turn {
-            group: self,
-            consumer: &consumer,
-            topics: HashSet::new(),
-            partitions: Partitions::new(),
-            joins: Vec::new(),
-            asked: None,
-            repaired: Instant::now(),
-            topics_are_missing: false,
-        };
-        while turn.take() {}
-        turn.refuse_joins();
-        turn.store();
-        // Commits what was stored and leaves the group.
-        drop(consumer);
+        joins.extend(self.take_joins());
+        for join in joins {
+            // Whoever asked may have given up.
+            let _ = join.answer.send(Err(error.clone()));
+        }
     }
 
     pub(super) fn fail(&self, error: BackendError) {
@@ -160,13 +171,6 @@ impl Group {
 
     fn take_joins(&self) -> Vec<Join> {
         std::mem::take(&mut *self.joins.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn refuse_joins(&self, error: impl Fn() -> BackendError) {
-        for join in self.take_joins() {
-            // Whoever asked may have given up.
-            let _ = join.answer.send(Err(error()));
-        }
     }
 
     /// Gives the client what readers have handled.
@@ -192,8 +196,8 @@ struct Turn<'a> {
     joins: Vec<Join>,
     /// When positions were asked for the last time.
     asked: Option<Instant>,
-    repaired: Instant,
-    topics_are_missing: bool,
+    /// No broker can be reached, or it has lost topics: when it was looked for the last time.
+    lost: Option<Instant>,
 }
 
 impl Turn<'_> {
@@ -202,26 +206,25 @@ impl Turn<'_> {
         let topics = {
             let mut board = self.group.board();
             if board.is_over() {
+                // From here on a reader that comes starts a new group.
                 board.end();
                 return false;
             }
             self.joins.extend(self.group.take_joins());
             board.topics()
         };
+        if self.lost.is_some_and(|looked| looked.elapsed() >= REPAIR) {
+            self.come_back();
+        }
         if topics != self.topics && !self.subscribe(topics) {
             return true;
         }
-        self.repair();
         self.answer_joins();
         self.rewind();
-        self.store();
+        self.group.store(self.consumer);
         self.pause_or_resume();
         self.poll();
         true
-    }
-
-    fn store(&self) {
-        self.group.store(self.consumer);
     }
 
     /// Makes what is missing of the topics and subscribes to all of them.
@@ -252,26 +255,50 @@ impl Turn<'_> {
         }
     }
 
-    /// The broker has lost topics: makes them again, and has the client look.
-    fn repair(&mut self) {
-        if !self.topics_are_missing || self.repaired.elapsed() < REPAIR {
-            return;
+    /// Nothing is fetched until a broker answers and all topics are there. A consumer that fetches from a topic that its
+    /// broker has forgotten may be answered with a change of leader that names no topic, through which librdkafka (2.12)
+    /// reads a null pointer.
+    fn lose(&mut self, why: &str) {
+        if self.lost.is_none() {
+            tracing::warn!(group = self.group.name, why, "events are not read from kafka for now");
+            self.lost = Some(Instant::now());
         }
-        self.repaired = Instant::now();
+        self.pause_or_resume();
+    }
+
+    /// Makes what is missing of the topics, has the client look at them, and goes on.
+    fn come_back(&mut self) {
+        self.lost = Some(Instant::now());
         let wanted = self.topics.iter().cloned().collect();
         let group = self.group;
-        match topics::ensure(self.consumer.client(), &wanted, &group.options, &group.last) {
-            Ok(partitions) => {
-                self.partitions = partitions;
-                self.topics_are_missing = false;
-                let names: Vec<&str> = self.topics.iter().map(String::as_str).collect();
-                if let Err(error) = self.consumer.subscribe(&names) {
-                    tracing::warn!(group = group.name, %error, "topics that came back are not read yet");
-                    self.topics_are_missing = true;
-                }
+        let ensured = topics::ensure(self.consumer.client(), &wanted, &group.options, &group.last);
+        let done = ensured.and_then(|partitions| {
+            self.partitions = partitions;
+            let looked = self.look_at_positions();
+            looked.map_err(|error| group.last.failed("find the positions of a group", &error))?;
+            let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+            let subscribed = self.consumer.subscribe(&names);
+            subscribed.map_err(|error| group.last.failed("subscribe", &error))
+        });
+        match done {
+            Ok(()) => {
+                tracing::info!(group = group.name, "events are read from kafka again");
+                self.lost = None;
             }
-            Err(error) => tracing::debug!(group = group.name, %error, "topics are missing"),
+            Err(error) => tracing::debug!(group = group.name, %error, "kafka is still away"),
         }
+    }
+
+    /// A broker that has forgotten where the group is has forgotten its topics, too, and what stands at our positions now
+    /// is something else.
+    fn look_at_positions(&self) -> Result<(), KafkaError> {
+        let assigned = self.consumer.assignment()?;
+        if assigned.count() > 0 {
+            let starts = self.consumer.context().ask(self.consumer, &assigned)?;
+            let mut board = self.group.board();
+            starts.into_iter().filter(|start| !start.fixed).for_each(|s| board.restart(&s.place, s.offset));
+        }
+        Ok(())
     }
 
     /// Answers those whose topics have a fixed position in every partition, whoever has it.
@@ -312,7 +339,7 @@ impl Turn<'_> {
     }
 
     fn pause_or_resume(&self) {
-        let full = self.group.board().is_full();
+        let full = self.group.board().is_full() || self.lost.is_some();
         let context = self.consumer.context();
         if full == context.is_paused() {
             return;
@@ -358,12 +385,9 @@ impl Turn<'_> {
         failure::heard(&self.group.last, error, &error.to_string());
         match error.rdkafka_error_code() {
             Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
-                self.topics_are_missing = true;
+                self.lose("topics are missing");
             }
-            Some(Code::AllBrokersDown | Code::BrokerTransportFailure) => {
-                // Whatever comes back may have forgotten the topics.
-                self.topics_are_missing = true;
-            }
+            Some(Code::AllBrokersDown) => self.lose("no broker can be reached"),
             Some(code) if failure::hint(code).is_some() => {
                 self.group.fail(self.group.last.failed("read events", error));
             }
@@ -372,14 +396,6 @@ impl Turn<'_> {
             }
             _ => tracing::debug!(group = self.group.name, %error, "reading goes on"),
         }
-    }
-
-    fn refuse_joins(&mut self) {
-        let closed = || BackendError::Closed(format!("group {}", self.group.name));
-        for join in self.joins.drain(..) {
-            let _ = join.answer.send(Err(closed()));
-        }
-        self.group.refuse_joins(closed);
     }
 }
 
@@ -392,7 +408,13 @@ impl Group {
         }
         match consumer.committed_offsets(asked, self.options.request_wait) {
             Ok(committed) => {
-                committed.elements().iter().all(|elem| matches!(elem.offset(), Offset::Offset(_)))
+                let mut fixed = self.fixed.lock().unwrap_or_else(PoisonError::into_inner);
+                for elem in committed.elements() {
+                    if matches!(elem.offset(), Offset::Offset(_)) {
+                        fixed.insert((elem.topic().into(), elem.partition()));
+                    }
+                }
+                places.iter().all(|place| fixed.contains(place))
             }
             Err(error) => {
                 tracing::debug!(group = self.name, %error, "positions are not known yet");

@@ -128,6 +128,7 @@ impl EventQueue for KafkaEvents {
                 reason: "a subscription has a group and at least one topic".into(),
             });
         }
+        topics.iter().try_for_each(|topic| options::check_topic(&self.options.service(), topic))?;
         let reader = self.readers.fetch_add(1, Ordering::Relaxed);
         loop {
             if self.sender.is_closed() {

@@ -216,12 +216,27 @@ impl KafkaOptions {
             .set("auto.offset.reset", "earliest")
             .set("session.timeout.ms", "6000")
             .set("heartbeat.interval.ms", "1000")
+            // Time to stop fetching before a broker that was away is met again; see `group`.
+            .set("reconnect.backoff.ms", "300")
             .set("fetch.wait.max.ms", self.fetch_wait.as_millis().max(1).to_string())
             .set("queued.min.messages", self.events.min(1_000).to_string())
             .set("queued.max.messages.kbytes", (self.bytes / 1024).max(1).to_string())
             .set("allow.auto.create.topics", "false");
         config
     }
+}
+
+/// Refuses names that no broker takes; not every broker does.
+pub(super) fn check_topic(service: &str, topic: &str) -> Result<(), BackendError> {
+    let good = |letter: u8| letter.is_ascii_alphanumeric() || b"._-".contains(&letter);
+    if (1..=249).contains(&topic.len()) && topic.bytes().all(good) && topic != "." && topic != ".." {
+        return Ok(());
+    }
+    Err(BackendError::Refused {
+        service: service.into(),
+        action: format!("use the topic {topic:?}"),
+        reason: "topics are letters, digits, dots, dashes and underscores, at most 249".into(),
+    })
 }
 
 /// `HOST:PORT`, `[IPV6]:PORT`.

@@ -1,6 +1,6 @@
 //! Where a group reads on: fixed at the broker before a subscription returns, kept when partitions change hands.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,24 +24,22 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// What the consumer's callbacks need. They run on the group's thread, while it polls.
 pub(super) struct Positions {
     group: Arc<Group>,
-    /// Partitions for which the broker has a position of this group, as far as this process has heard.
-    fixed: Mutex<HashSet<Place>>,
     /// Positions that this process has decided and the broker has not confirmed.
     fixing: Mutex<HashMap<Place, i64>>,
     paused: AtomicBool,
 }
 
 /// Where a partition is read from.
-struct Start {
-    place: Place,
-    offset: i64,
+pub(super) struct Start {
+    pub(super) place: Place,
+    pub(super) offset: i64,
     /// The broker has it already.
-    fixed: bool,
+    pub(super) fixed: bool,
 }
 
 impl Positions {
     pub(super) fn new(group: Arc<Group>) -> Self {
-        Positions { group, fixed: Mutex::default(), fixing: Mutex::default(), paused: AtomicBool::new(false) }
+        Positions { group, fixing: Mutex::default(), paused: AtomicBool::new(false) }
     }
 
     pub(super) fn is_paused(&self) -> bool {
@@ -54,7 +52,7 @@ impl Positions {
 
     /// Those of `places` for which no position is known to be fixed.
     pub(super) fn not_fixed(&self, places: &[Place]) -> Vec<Place> {
-        let fixed = self.fixed.lock().unwrap_or_else(PoisonError::into_inner);
+        let fixed = self.group.fixed.lock().unwrap_or_else(PoisonError::into_inner);
         places.iter().filter(|place| !fixed.contains(place)).cloned().collect()
     }
 
@@ -89,11 +87,16 @@ impl Positions {
             self.group.fail(self.group.last.failed("take partitions", &error));
             return;
         }
-        // The new ones are not paused, whatever the others are.
-        self.set_paused(false);
+        // A partition that was paused when it was taken away is still, to the client: all are as the others.
+        let assigned = list(&offsets);
+        let paused = self.is_paused();
+        let set = if paused { consumer.pause(&assigned) } else { consumer.resume(&assigned) };
+        if let Err(error) = set {
+            tracing::warn!(group = self.group.name, %error, paused, "partitions are not as the others");
+        }
         tracing::debug!(group = self.group.name, partitions = offsets.len(), "partitions are read here");
         {
-            let mut fixed = self.fixed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut fixed = self.group.fixed.lock().unwrap_or_else(PoisonError::into_inner);
             let mut fixing = self.fixing.lock().unwrap_or_else(PoisonError::into_inner);
             for start in starts {
                 if start.fixed {
@@ -127,7 +130,12 @@ impl Positions {
         }
     }
 
-    fn ask(&self, consumer: &BaseConsumer<Self>, given: &TopicPartitionList) -> KafkaResult<Vec<Start>> {
+    /// Asks once.
+    pub(super) fn ask(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        given: &TopicPartitionList,
+    ) -> KafkaResult<Vec<Start>> {
         let wait = self.group.options.request_wait;
         let mut starts = Vec::new();
         let mut fresh = TopicPartitionList::new();
@@ -217,7 +225,7 @@ impl ConsumerContext for Positions {
             tracing::debug!(group = self.group.name, %error, "positions were not committed; they will be again");
             return;
         }
-        let mut fixed = self.fixed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fixed = self.group.fixed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut fixing = self.fixing.lock().unwrap_or_else(PoisonError::into_inner);
         for elem in offsets.elements() {
             if elem.error().is_ok() {

@@ -16,15 +16,19 @@ use tokio::sync::oneshot;
 
 use super::failure::{self, LastWord};
 use super::journal::Journal;
-use super::options::{KafkaOptions, MAX_EVENT};
+use super::options::{KafkaOptions, MAX_EVENT, check_topic};
 use super::outbox::Outbox;
 use super::topics::{self, Partitions};
 use crate::backend::{BackendError, Event};
 
 /// How often it is tried again what just failed, and how often a broker that does not acknowledge is looked after.
 const AGAIN: Duration = Duration::from_millis(500);
+/// After this long without an acknowledgement, though the broker answers, the client is made anew: one that meets a
+/// broker which has forgotten it and its topics may wait for ever. Twice as long after each time that did not help.
+const STUCK: Duration = Duration::from_secs(5);
+const MOST_STUCK: Duration = Duration::from_secs(60);
 /// How long it is waited for the reports about what was taken back.
-const TAKE_BACK: Duration = Duration::from_secs(2);
+const TAKE_BACK: Duration = Duration::from_millis(500);
 /// Before what was taken back is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,7 +39,7 @@ type Listener = Arc<OnceLock<Weak<Shared>>>;
 /// Sends what is published, in order, and keeps it until it is acknowledged.
 pub(super) struct Sender {
     shared: Arc<Shared>,
-    courier: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -54,8 +58,12 @@ struct State {
     outbox: Outbox,
     /// Topics that are known to exist.
     topics: Partitions,
-    /// The client has said that it cannot go on.
+    /// The client has said that it cannot go on, or was given up.
     fatal: bool,
+    /// When something was acknowledged for the last time, or sending began again.
+    begun: Instant,
+    /// How long the client may then be silent.
+    stuck: Duration,
     /// The file holds nothing that is needed, and should be emptied.
     file_is_done: bool,
     /// It was told that the broker does not acknowledge.
@@ -75,6 +83,8 @@ impl Sender {
             outbox,
             topics: Partitions::new(),
             fatal: false,
+            begun: Instant::now(),
+            stuck: STUCK,
             file_is_done: false,
             complained: false,
             stop: false,
@@ -93,7 +103,7 @@ impl Sender {
         // Nothing was sent yet, so no report can have come before.
         let _ = shared.listener.set(Arc::downgrade(&shared));
         let inside = Arc::clone(&shared);
-        shared.thread("kafka-reports", move || inside.hear_reports())?;
+        let reports = shared.thread("kafka-reports", move || inside.hear_reports())?;
         let inside = Arc::clone(&shared);
         let courier = match shared.thread("kafka-courier", move || inside.courier()) {
             Ok(courier) => courier,
@@ -102,7 +112,7 @@ impl Sender {
                 return Err(error);
             }
         };
-        Ok(Sender { shared, courier: Mutex::new(Some(courier)) })
+        Ok(Sender { shared, threads: Mutex::new(vec![reports, courier]) })
     }
 
     /// See [`crate::backend::EventQueue::publish`].
@@ -117,6 +127,8 @@ impl Sender {
         if events.is_empty() {
             return Ok(());
         }
+        let service = self.shared.options.service();
+        events.iter().try_for_each(|event| check_topic(&service, &event.topic))?;
         let (answer, mut heard) = oneshot::channel();
         let patience = self.shared.add(events, answer)?;
         match tokio::time::timeout(patience, &mut heard).await {
@@ -157,10 +169,10 @@ impl Sender {
         });
         let ended = ended.await.unwrap_or_else(|error| Err(self.shared.cannot("close", &error)));
         self.stop();
-        let courier = self.courier.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(courier) = courier {
-            // It ends within one request; its panic, which cannot happen, would be told by the runtime.
-            let _ = tokio::task::spawn_blocking(move || courier.join()).await;
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            // They end within one request; that one panics cannot happen, and would have been printed.
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         ended
     }
@@ -247,12 +259,16 @@ impl Shared {
             return Err(self.closed());
         }
         let patience = self.options.ack_wait.saturating_sub(state.outbox.age(now));
+        let was_idle = state.outbox.is_empty();
+        if was_idle {
+            state.begun = now;
+        }
         let free = !state.outbox.is_waiting() && !state.outbox.broken;
         state.outbox.add(events, now, answer)?;
         if free && events.iter().all(|event| state.topics.contains_key(&event.topic)) {
             self.send(&mut state);
         }
-        if state.outbox.is_waiting() {
+        if state.outbox.is_waiting() || was_idle {
             self.work.notify_one();
         }
         Ok(patience)
@@ -261,7 +277,7 @@ impl Shared {
     /// Hands what waits to the client.
     fn send(&self, state: &mut State) {
         let client = self.client();
-        let mut refused = Vec::new();
+        let (mut refused, mut fatal) = (Vec::new(), false);
         state.outbox.send_waiting(|round, seq, event| {
             let record = BaseRecord::with_opaque_to(&event.topic, Box::new(Report { round, seq }))
                 .key(&event.key)
@@ -274,10 +290,15 @@ impl Shared {
                 }
                 Err((error, _)) => {
                     tracing::debug!(%error, "the client takes no more events for now");
+                    fatal = error.rdkafka_error_code() == Some(Code::Fatal);
                     false
                 }
             }
         });
+        if fatal {
+            (state.fatal, state.outbox.broken) = (true, true);
+            self.work.notify_one();
+        }
         for (round, seq, error) in refused {
             self.refuse(state, round, seq, &error);
         }
@@ -294,6 +315,7 @@ impl Shared {
         let mut state = self.lock();
         match result {
             Ok(()) => {
+                (state.begun, state.stuck) = (Instant::now(), STUCK);
                 state.file_is_done |= state.outbox.acknowledged(report.round, report.seq);
                 if std::mem::take(&mut state.complained) {
                     tracing::info!("kafka acknowledges again");
@@ -304,6 +326,7 @@ impl Shared {
             }
             Err(error) => {
                 tracing::debug!(%error, "an event was not delivered; it will be sent again");
+                state.fatal |= error.rdkafka_error_code() == Some(Code::Fatal);
                 state.outbox.broken = true;
             }
         }
@@ -373,7 +396,10 @@ impl Shared {
                     let ensured = topics::ensure(self.client().client(), &wanted, &self.options, &self.last);
                     state = self.lock();
                     match ensured {
-                        Ok(found) => state.topics.extend(found),
+                        Ok(found) => {
+                            state.topics.extend(found);
+                            self.give_up_on_client(&mut state);
+                        }
                         Err(error) => tracing::debug!(%error, "events wait"),
                     }
                 }
@@ -385,6 +411,18 @@ impl Shared {
             let pause = if idle { Duration::from_secs(3_600) } else { AGAIN };
             // Nothing is lost when this wakes early or late: the loop looks at everything again.
             drop(self.work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// The broker answers: a client that was not acknowledged for long will not be.
+    fn give_up_on_client(&self, state: &mut State) {
+        if !state.outbox.is_waiting() && state.begun.elapsed() > state.stuck && !state.outbox.is_empty() {
+            tracing::warn!(
+                waiting = state.outbox.len(),
+                "kafka answers and does not acknowledge; sending again"
+            );
+            state.stuck = (state.stuck * 2).min(MOST_STUCK);
+            (state.fatal, state.outbox.broken) = (true, true);
         }
     }
 
@@ -411,6 +449,7 @@ impl Shared {
         }
         let mut state = self.lock();
         state.outbox.take_back();
+        state.begun = Instant::now();
         // Whatever it was, the topics are looked at before anything is sent again.
         state.topics.clear();
         drop(state);
