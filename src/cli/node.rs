@@ -12,7 +12,8 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A node shares a MongoDB and a Redis with its controller, or, on the same machine, a folder and a Redis.")]
+A node shares a MongoDB and a Redis with its controller, or, on the same machine, a folder and a Redis. With --kafka it hears
+of an assignment at once, else by its next look into storage.")]
 pub(crate) struct Args {
     #[command(flatten)]
     skald: SkaldArgs,
@@ -46,6 +47,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             exit = skald.ended() => Err(Failure::failed(format!("the skald has ended: {exit:?}"))),
         };
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         ended
     };
     system.block_on(ran).map_err(Failure::failed)?
