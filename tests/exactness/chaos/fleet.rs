@@ -13,7 +13,7 @@ use crate::proxy::Proxy;
 use crate::support::{Process, RedisCluster, free_port};
 
 /// By then a job is in the middle of its work.
-const CANCEL_AFTER: Duration = Duration::from_secs(2);
+const CANCEL_AFTER: Duration = Duration::from_millis(800);
 
 pub(super) struct Fleet<'a> {
     timeline: &'a Timeline,
