@@ -14,6 +14,7 @@ mod health;
 mod monitor;
 mod orders;
 mod unrunnable;
+mod wait;
 
 pub use api::{SystemController, TaskChanges, TaskHeartbeat};
 pub use builder::ControllerBuilder;
