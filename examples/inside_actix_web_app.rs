@@ -6,6 +6,7 @@
 //! curl -X POST http://127.0.0.1:8080/visits/start      the count of a page, one more each time
 //! curl -X POST http://127.0.0.1:8080/visits/panic      a panic in the actor: this request fails with its text,
 //!                                                      the actor is made again, the application goes on
+//! curl http://127.0.0.1:8080/greet/Ann                 a task is made and waited for
 //! curl http://127.0.0.1:8080/api/tasks                 the tasks of the controller; see `skalds::web` for more
 //! curl http://127.0.0.1:8080/metrics                   what the system counts
 //! ```
@@ -14,12 +15,14 @@
 use std::{collections::HashMap, time::Duration};
 
 use actix::prelude::*;
-use actix_web::{App, HttpResponse, HttpServer, Responder, post, web};
+use actix_web::{App, HttpResponse, HttpServer, Responder, get, post, web};
+use serde_json::json;
 use skalds::actors::controller::SystemController;
 use skalds::actors::skald::Skald;
 use skalds::actors::worker::command::{self, Command};
 use skalds::actors::{ActorError, ActorRef, ActorSystem, Restart, Spec, Stage};
 use skalds::backend::Backends;
+use skalds::core::submission::NewTask;
 
 /// Counts visits. A plain actix actor: nothing in it knows of the system around it.
 #[derive(Default)]
@@ -57,6 +60,20 @@ async fn visit(page: web::Path<String>, visits: web::Data<ActorRef<Visits>>) -> 
     }
 }
 
+#[get("/greet/{name}")]
+async fn greet(name: web::Path<String>, controller: web::Data<SystemController>) -> impl Responder {
+    let task = NewTask::new(command::CLASS).attach("argv", json!(["echo", format!("hello {name}")]));
+    let ended = async {
+        let task = controller.submit(task).await?;
+        controller.ended(&task.id).await
+    };
+    match tokio::time::timeout(Duration::from_secs(10), ended).await {
+        Ok(Ok(task)) => HttpResponse::Ok().json(json!({ "id": task.id, "result": task.skalds.result })),
+        Ok(Err(error)) => HttpResponse::ServiceUnavailable().body(format!("{error}\n")),
+        Err(_) => HttpResponse::GatewayTimeout().body("it takes longer than ten seconds\n"),
+    }
+}
+
 #[actix_web::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:8080".into());
@@ -77,7 +94,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (system, controller) = (inside.clone(), controller.clone());
         App::new()
             .app_data(actor.clone())
+            .app_data(web::Data::new(controller.clone()))
             .service(visit)
+            .service(greet)
             .configure(|config| skalds::web::configure(config, system, controller))
     })
     .bind(&address)?;

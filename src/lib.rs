@@ -25,7 +25,6 @@
 //! - A panic ends one actor, with its text; the others go on. Every queue has a bound.
 //!
 //! # What it does not do yet
-//! - A Kafka adapter.
 //! - Authentication and encryption: everything listens on loopback unless told otherwise.
 //! - A sandbox: a user's Lua runs in Redis with the rights of the connection.
 //! - Pause and live update of a chain job that runs: it can be cancelled, and tasks of other classes can be paused and

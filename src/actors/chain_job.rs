@@ -1,6 +1,7 @@
 //! The worker class `ChainJob`: a chain job is a task, whose attachments are the job.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -39,6 +40,7 @@ impl ChainJobs {
     pub fn register(self, classes: &mut WorkerClasses) {
         let metrics = JobMetrics::register(&self.system);
         classes.register_with(CHAIN_JOB, move |map| ChainJobWorker::new(map, self.clone(), metrics.clone()));
+        classes.set_works_outside(CHAIN_JOB); // its agents go on when its coordinator is gone
     }
 }
 
@@ -47,6 +49,8 @@ struct ChainJobWorker {
     request: JobRequest,
     jobs: ChainJobs,
     metrics: JobMetrics,
+    /// The job has its report: nothing of it goes on.
+    over: AtomicBool,
 }
 
 impl ChainJobWorker {
@@ -55,7 +59,7 @@ impl ChainJobWorker {
             |error: String| WorkerError::permanent(format!("attachments of a {CHAIN_JOB}: {error}"));
         let request: JobRequest = serde_json::from_value(Value::Object(map.clone()))
             .map_err(|error| permanent(error.to_string()))?;
-        Ok(ChainJobWorker { request, jobs, metrics })
+        Ok(ChainJobWorker { request, jobs, metrics, over: AtomicBool::new(false) })
     }
 
     fn options(&self, ctx: &WorkerContext) -> Result<JobOptions, WorkerError> {
@@ -84,7 +88,11 @@ impl TaskWorker for ChainJobWorker {
         let mut told = false;
         loop {
             tokio::select! {
-                report = run.report() => return ended(ctx, report?).await,
+                report = run.report() => {
+                    let report = report?;
+                    self.over.store(true, Ordering::Release);
+                    return ended(ctx, report).await;
+                }
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
                     ctx.progress(share(&now), text(&now));
@@ -105,8 +113,12 @@ impl TaskWorker for ChainJobWorker {
     }
 
     async fn release(&mut self, ctx: &WorkerContext) {
-        // What the task says by now is in storage, or somebody else goes on with the job.
-        let over = !matches!(ctx.stop_reason(), Some(StopReason::Draining | StopReason::Lost));
+        // Somebody else goes on with the job, or ends it.
+        let over = match ctx.stop_reason() {
+            Some(StopReason::Draining | StopReason::Lost) => false,
+            Some(_) => self.over.load(Ordering::Acquire),
+            None => true,
+        };
         if let (true, Some(store)) = (over, &self.jobs.store)
             && let Err(error) = store.forget(ctx.task_id())
         {

@@ -3,7 +3,7 @@
 //! | trait | holds | adapters |
 //! | --- | --- | --- |
 //! | [`CacheMemory`] | hot state that expires: heartbeats, who is there | embedded, Redis |
-//! | [`EventQueue`] | events between processes | embedded |
+//! | [`EventQueue`] | events between processes | embedded, Kafka |
 //! | [`DiskStorage`] | the tasks, durable | embedded (SQLite), MongoDB |
 //!
 //! Every adapter passes the same contract suite (`tests/backend_contract/`).
@@ -11,6 +11,8 @@
 mod document;
 pub mod embedded;
 mod inbox;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 #[cfg(feature = "mongo")]
 pub mod mongo;
 #[cfg(feature = "redis")]

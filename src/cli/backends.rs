@@ -21,12 +21,24 @@ pub(crate) struct CacheArgs {
     /// A file that holds the Redis password, better than one in the URL; else REDIS_PASSWORD is used
     #[arg(long, value_name = "FILE", requires = "redis")]
     password_file: Option<PathBuf>,
+    #[cfg(feature = "kafka")]
+    #[command(flatten)]
+    kafka: super::kafka::KafkaArgs,
 }
 
 /// The backends, and the lock on their folder for as long as they are used.
 pub(crate) struct Opened {
     pub(crate) backends: Backends,
     _lock: Option<File>,
+}
+
+impl Opened {
+    /// Sends what is buffered and says goodbye, so that nobody waits for this process.
+    pub(crate) async fn close(self) {
+        if let Err(error) = self.backends.events.close().await {
+            tracing::warn!(%error, "not every event was sent; the sweeps of the others will do their work");
+        }
+    }
 }
 
 /// Opens the storage in `folder`, or one in memory, and the cache. With a MongoDB the tasks are there, and the folder has
@@ -52,6 +64,10 @@ pub(crate) async fn open(
         let options = RedisOptions { password: cache.password()?, ..RedisOptions::default() };
         let redis = RedisCache::connect_with(&cache.urls(), options).await.map_err(Failure::failed)?;
         backends.cache = Arc::new(redis);
+    }
+    #[cfg(feature = "kafka")]
+    if let Some(kafka) = cache.kafka.open()? {
+        backends.events = Arc::new(kafka);
     }
     Ok(Opened { backends, _lock: lock })
 }

@@ -16,8 +16,9 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A controller and its nodes share a MongoDB and a Redis, or, on one machine, a folder and a Redis. SYSTEM_CONTROLLER_MODE
-says what it does: CONTROLLER answers the API, MONITOR also watches, DISPATCHER (the default here) also assigns tasks.")]
+A controller and its nodes share a MongoDB and a Redis, or, on one machine, a folder and a Redis. With --kafka, given to all,
+events travel over Kafka. SYSTEM_CONTROLLER_MODE says what it does: CONTROLLER answers the API, MONITOR also watches,
+DISPATCHER (the default here) also assigns tasks.")]
 pub(crate) struct Args {
     #[command(flatten)]
     listen: ListenArgs,
@@ -56,6 +57,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         tracing::info!(%signal, "stopping");
         server.stop().await;
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         Ok(Exit::Finished)
     };
     system.block_on(ran).map_err(Failure::failed)?

@@ -69,6 +69,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         };
         server.stop().await;
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         ended
     };
     system.block_on(ran).map_err(Failure::failed)?

@@ -27,6 +27,8 @@ mod dev;
 mod doctor;
 mod exit;
 mod job;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod logging;
 mod mongo;
 mod node;

@@ -12,7 +12,8 @@ use super::{output, stop};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A node shares a MongoDB and a Redis with its controller, or, on the same machine, a folder and a Redis.")]
+A node shares a MongoDB and a Redis with its controller, or, on the same machine, a folder and a Redis. With --kafka it hears
+of an assignment at once, else by its next look into storage.")]
 pub(crate) struct Args {
     #[command(flatten)]
     skald: SkaldArgs,
@@ -36,16 +37,22 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         let jobs = args.data.as_deref().filter(|_| args.skald.has_id());
         let builder = args.skald.builder(&inside, jobs)?.backends(opened.backends.clone());
         let skald = builder.start(&inside).map_err(Failure::failed)?;
-        skald.ready().await;
-        output::ready("node", &[("skald", &skald.id())])?;
+        // It may take long until it is ready: a service may be away.
+        let ready = async {
+            skald.ready().await;
+            output::ready("node", &[("skald", &skald.id())])?;
+            std::future::pending::<Result<Exit, Failure>>().await
+        };
         let ended = tokio::select! {
             signal = stop::requested() => {
                 tracing::info!(%signal, "stopping");
                 Ok(Exit::Finished)
             }
             exit = skald.ended() => Err(Failure::failed(format!("the skald has ended: {exit:?}"))),
+            failed = ready => failed,
         };
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         ended
     };
     system.block_on(ran).map_err(Failure::failed)?

@@ -82,6 +82,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
             tasks = all_ended(&*storage, &ids), if args.until_done => tasks.and_then(|tasks| report(&tasks)),
         };
         inside.shutdown(SHUTDOWN).await;
+        opened.close().await;
         ended
     };
     system.block_on(ran).map_err(Failure::failed)?

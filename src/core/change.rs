@@ -18,6 +18,8 @@ pub enum Change {
         executor: String,
         /// The task's when the Skald read it.
         incarnation: u64,
+        /// Whether its work may go on without the worker: then only a worker can end it.
+        outside: bool,
     },
     /// The worker says how far it is, or stores what it will go on from.
     Note {
@@ -54,7 +56,8 @@ pub enum Change {
         /// Whether trying again may help.
         retry: bool,
     },
-    /// The holder gives the task back without an outcome: it drains, or the worker stopped as it was asked to.
+    /// The holder gives the task back without an outcome: it drains, or does not start it. (A worker that has stopped
+    /// because the task is to be cancelled ends it with `Finish`.)
     Release {
         /// The holder's.
         incarnation: u64,

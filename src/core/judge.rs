@@ -171,7 +171,7 @@ impl TaskJudge {
             self.fresh = true;
             return None;
         };
-        let start = Change::Start { executor: executor.to_owned(), incarnation };
+        let start = Change::Start { executor: executor.to_owned(), incarnation, outside: false };
         let mut changes = if assigning { vec![start] } else { Vec::new() };
         match Heartbeat::parse(said) {
             Ok(Heartbeat::Beat(_)) => {
@@ -197,7 +197,7 @@ impl TaskJudge {
 fn expire(task: &Task, wall: Millis) -> Verdict {
     let held = task.executor.is_some();
     let due = task.deadline_date_time > 0 && task.deadline_date_time <= wall;
-    if due && !(held && task.skalds.cancel_requested) {
+    if due && !((held || task.skalds.outside) && task.skalds.cancel_requested) {
         Verdict::Change(vec![Change::Expire])
     } else {
         Verdict::Fine
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn python_workers_speak_through_their_heartbeats() {
-        let start = Change::Start { executor: "a".into(), incarnation: 3 };
+        let start = Change::Start { executor: "a".into(), incarnation: 3, outside: false };
         let mut task = Bench::new(Assigning, Holder::Python);
         assert_eq!(task.at(0, None), Verdict::Fine);
         assert_eq!(task.at(1, Some("17")), Verdict::Change(vec![start.clone()]));

@@ -7,7 +7,8 @@
 //!
 //! What an operator asks for while somebody holds the task is stored as a fact (`cancelRequested`, `pauseRequested`)
 //! and becomes the status when the holder has obeyed, or is gone. So a cancel cannot be lost, and `Cancelled` means
-//! that nothing runs any more.
+//! that nothing runs any more. Where the work goes on without its holder (`outside`), a cancelled task without a holder is
+//! `Created`, and goes to a worker that ends it.
 
 pub use super::change::{Change, ChangeKind, Refused};
 use super::policy::{AfterFailure, Retry, rng_of};
@@ -46,10 +47,10 @@ pub fn targets(change: ChangeKind, from: LifecycleStatus) -> &'static [Lifecycle
         (C::Resume, Paused) => &[Paused, Created],
         (C::Resume, Assigning) => &[Assigning],
         (C::Resume, Running) => &[Running],
-        (C::Cancel, Created | Failed) => &[Cancelled],
-        (C::Cancel, Assigning) => &[Assigning, Cancelled],
-        (C::Cancel, Running) => &[Running, Cancelled],
-        (C::Cancel, Paused) => &[Paused, Cancelled],
+        (C::Cancel, Created | Failed) => &[Cancelled, Created],
+        (C::Cancel, Assigning) => &[Assigning, Cancelled, Created],
+        (C::Cancel, Running) => &[Running, Cancelled, Created],
+        (C::Cancel, Paused) => &[Paused, Cancelled, Created],
         (C::Requeue, Created | Finished | Failed | Cancelled) => &[Created],
         (C::SetAttachments, Created) => &[Created],
         (C::SetAttachments, Assigning) => &[Assigning],
@@ -77,7 +78,7 @@ pub fn apply(task: &Task, change: &Change, now: Millis, retry: &Retry) -> Result
         }
     }
     let mut next = task.clone();
-    if next.lifecycle_status == LifecycleStatus::Created {
+    if next.lifecycle_status == LifecycleStatus::Created && !next.skalds.outside {
         // Nobody wants a created task cancelled or paused; but a Python controller that makes a task `Created` again
         // knows nothing of these and leaves them as they were.
         next.skalds.cancel_requested = false;
@@ -103,19 +104,20 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
             task.skalds.incarnation += 1;
             task.lifecycle_status = Assigning;
         }
-        Change::Start { executor, .. } => {
+        Change::Start { executor, outside, .. } => {
             if task.executor.as_ref() != Some(executor) {
                 return Err(Refused::OtherExecutor {
                     given: executor.clone(),
                     executor: task.executor.clone(),
                 });
             }
-            if task.skalds.cancel_requested {
+            if task.skalds.cancel_requested && !task.skalds.outside {
                 return overruled("cancelled");
             }
-            if task.skalds.pause_requested {
+            if task.skalds.pause_requested && !task.skalds.cancel_requested {
                 return overruled("paused");
             }
+            task.skalds.outside |= outside;
             task.skalds.attempt = task.skalds.attempt.saturating_add(1);
             task.skalds.next_attempt_at = None;
             task.lifecycle_status = Running;
@@ -143,6 +145,7 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
         Change::Finish { result, .. } => {
             task.skalds.result.clone_from(result);
             task.skalds.last_error = None;
+            task.skalds.outside = false;
             end(task, Finished, now);
         }
         Change::Fail { error, retry: may_retry, .. } => {
@@ -150,6 +153,9 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
                 task.skalds.attempt = task.skalds.attempt.saturating_add(1); // it did not even start, but it counts
             }
             fail(task, error, *may_retry, now, retry);
+            if task.lifecycle_status != Created && task.lifecycle_status != Paused {
+                task.skalds.outside = false; // its worker has seen to it
+            }
         }
         Change::Release { .. } => {
             let started = task.lifecycle_status != Assigning;
@@ -160,7 +166,7 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
             }
         }
         Change::Lost { reason, .. } => {
-            if task.lifecycle_status == Assigning {
+            if task.lifecycle_status == Assigning || must_be_ended(task) {
                 back_to_queue(task);
             } else {
                 fail(task, reason, true, now, retry);
@@ -182,6 +188,7 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
             }
             die(task, "the deadline has passed".to_owned(), now);
         }
+        Change::Abandon { .. } if must_be_ended(task) => return overruled("cancelled"),
         Change::Abandon { error } => die(task, bounded(error), now),
         Change::Pause => {
             task.skalds.pause_requested = true;
@@ -199,7 +206,13 @@ fn change_document(task: &mut Task, change: &Change, now: Millis, retry: &Retry)
             task.skalds.cancel_requested = true;
             let held =
                 task.executor.is_some() && matches!(task.lifecycle_status, Assigning | Running | Paused);
-            if !held {
+            if !held && must_be_ended(task) {
+                // At once, whatever it would wait for.
+                task.skalds.next_attempt_at = None;
+                task.skalds.not_before = None;
+                task.skalds.dead = false;
+                back_to_queue(task);
+            } else if !held {
                 task.lifecycle_status = Cancelled;
             }
         }
@@ -221,13 +234,20 @@ pub fn not_before(task: &Task) -> Option<Millis> {
 fn back_to_queue(task: &mut Task) {
     task.executor = None;
     task.skalds.incarnation += 1;
-    task.lifecycle_status = if task.skalds.cancel_requested {
+    task.lifecycle_status = if must_be_ended(task) {
+        LifecycleStatus::Created
+    } else if task.skalds.cancel_requested {
         LifecycleStatus::Cancelled
     } else if task.skalds.pause_requested {
         LifecycleStatus::Paused
     } else {
         LifecycleStatus::Created
     };
+}
+
+/// It was cancelled, and what it has begun goes on without a worker.
+fn must_be_ended(task: &Task) -> bool {
+    task.skalds.cancel_requested && task.skalds.outside
 }
 
 fn fail(task: &mut Task, error: &str, may_retry: bool, now: Millis, retry: &Retry) {
@@ -294,6 +314,9 @@ fn requeue(task: &mut Task, now: Millis) {
         task.skalds.cancel_requested = false;
         task.skalds.pause_requested = false;
         task.lifecycle_status = LifecycleStatus::Created;
+    }
+    if task.skalds.outside {
+        task.skalds.cancel_requested = false;
     }
     task.skalds.next_attempt_at = None;
     task.skalds.not_before = None;

@@ -14,7 +14,7 @@ fn changes() -> Vec<Change> {
     let incarnation = 7;
     vec![
         Change::Assign { executor: "a".into() },
-        Change::Start { executor: "a".into(), incarnation },
+        Change::Start { executor: "a".into(), incarnation, outside: false },
         Change::Note { incarnation, progress: None, checkpoint: Some(json!(1)) },
         Change::Suspend { incarnation },
         Change::Continue { incarnation },
@@ -59,6 +59,7 @@ fn variants(status: LifecycleStatus) -> Vec<Task> {
     };
     with(|task| task.skalds.cancel_requested = true);
     with(|task| task.skalds.pause_requested = true);
+    with(|task| task.skalds.outside = true);
     with(|task| task.skalds.cron = Some("* * * * *".into()));
     with(|task| task.skalds.max_attempts = Some(1));
     with(|task| task.deadline_date_time = NOW - 1);
@@ -136,9 +137,9 @@ fn the_straight_way() {
         (task.lifecycle_status, task.executor.as_deref(), task.skalds.incarnation),
         (Assigning, Some("a"), 1)
     );
-    let other = Change::Start { executor: "b".into(), incarnation: 1 };
+    let other = Change::Start { executor: "b".into(), incarnation: 1, outside: false };
     assert!(matches!(apply(&task, &other, NOW, &Retry::default()), Err(Refused::OtherExecutor { .. })));
-    let task = step(&task, Change::Start { executor: "a".into(), incarnation: 1 });
+    let task = step(&task, Change::Start { executor: "a".into(), incarnation: 1, outside: false });
     assert_eq!((task.lifecycle_status, task.skalds.attempt), (Running, 1));
     let task = step(&task, Change::Finish { incarnation: 1, result: Some(json!(42)) });
     assert_eq!((task.lifecycle_status, task.skalds.result), (Finished, Some(json!(42))));
@@ -163,7 +164,10 @@ fn a_failed_attempt_waits_for_the_next_and_the_last_one_is_dead() {
         Err(Refused::TooEarly { change: ChangeKind::Assign, until: at })
     );
     let again = apply(&waiting, &assign, at, &Retry::default()).unwrap();
-    let again = step(&again, Change::Start { executor: "b".into(), incarnation: again.skalds.incarnation });
+    let again = step(
+        &again,
+        Change::Start { executor: "b".into(), incarnation: again.skalds.incarnation, outside: false },
+    );
     assert_eq!(again.skalds.attempt, 2);
     let dead = step(&again, fail(&again));
     assert_eq!((dead.lifecycle_status, dead.skalds.dead), (Failed, true));
@@ -197,7 +201,7 @@ fn a_cancel_is_a_fact_in_every_state() {
                     assert_eq!(step(&asked, end).lifecycle_status, Cancelled);
                 }
                 if status == Assigning {
-                    let start = Change::Start { executor: "a".into(), incarnation: 7 };
+                    let start = Change::Start { executor: "a".into(), incarnation: 7, outside: false };
                     assert!(matches!(
                         apply(&asked, &start, NOW, &Retry::default()),
                         Err(Refused::Overruled { wanted: "cancelled", .. })
@@ -205,6 +209,38 @@ fn a_cancel_is_a_fact_in_every_state() {
                 }
             }
         }
+    }
+}
+
+/// A task whose work goes on without its holder is ended by a holder.
+#[test]
+fn a_cancelled_task_whose_work_goes_on_outside_is_ended_by_a_worker() {
+    let mut assigned = task(Assigning);
+    assigned.skalds.not_before = Some(NOW);
+    let running = step(&assigned, Change::Start { executor: "a".into(), incarnation: 7, outside: true });
+    let lost = Change::Lost { incarnation: 7, reason: "no heartbeat".into() };
+    let drained = step(&running, Change::Release { incarnation: 7 });
+    for unheld in [
+        step(&step(&running, Change::Cancel), lost.clone()),
+        step(&step(&running, Change::Cancel), Change::Release { incarnation: 7 }),
+        step(&step(&running, lost), Change::Cancel),
+        step(&drained, Change::Cancel),
+        step(&step(&drained, Change::Pause), Change::Cancel),
+    ] {
+        assert_eq!(unheld.lifecycle_status, Created);
+        assert!(
+            unheld.skalds.cancel_requested && not_before(&unheld).is_none_or(|at| at <= NOW),
+            "{unheld:?}"
+        );
+        let assigned = step(&unheld, Change::Assign { executor: "b".into() });
+        let incarnation = assigned.skalds.incarnation;
+        let ending = step(&assigned, Change::Start { executor: "b".into(), incarnation, outside: true });
+        assert!(ending.skalds.cancel_requested && ending.lifecycle_status == Running);
+        let ended = step(&ending, Change::Finish { incarnation, result: None });
+        assert_eq!((ended.lifecycle_status, ended.skalds.outside), (Cancelled, false));
+        // Requeued, it is like any other.
+        let again = step(&ended, Change::Requeue);
+        assert_eq!(step(&again, Change::Cancel).lifecycle_status, Cancelled);
     }
 }
 

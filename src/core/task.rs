@@ -128,6 +128,10 @@ pub struct Extra {
     /// An operator wants it cancelled; stored before anybody is told, so that it cannot be lost.
     #[serde(skip_serializing_if = "is_false")]
     pub cancel_requested: bool,
+    /// Its work may go on without its worker (agents run a chain job's hops): after a cancel it is not `Cancelled` before a
+    /// worker has ended that work.
+    #[serde(skip_serializing_if = "is_false")]
+    pub outside: bool,
     /// An operator wants it paused.
     #[serde(skip_serializing_if = "is_false")]
     pub pause_requested: bool,

@@ -1,44 +1,97 @@
 //! What every `EventQueue` must do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use futures_util::FutureExt;
 use skalds::backend::embedded::{EmbeddedEvents, EventLimits};
 use skalds::backend::{BackendError, Delivery, Event, EventQueue, EventSubscription};
 
-fn event(topic: &str, key: &str, value: &str) -> Event {
+/// A queue, and what the cases must know about where they run.
+pub(crate) struct Subject<'a> {
+    pub(crate) queue: &'a dyn EventQueue,
+    /// Stands in the names of groups and topics: they outlive a test on a broker.
+    pub(crate) run: String,
+    /// A new group begins exactly at the end. One of the brokers gives it the last event from before, too.
+    pub(crate) end_is_exact: bool,
+}
+
+impl Subject<'_> {
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{name}-{}", self.run)
+    }
+
+    fn event(&self, topic: &str, key: &str, value: &str) -> Event {
+        event(&self.name(topic), key, value)
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Box<dyn EventSubscription> {
+        let topics: Vec<String> = topics.iter().map(|topic| self.name(topic)).collect();
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        self.queue.subscribe(&self.name(group), &topics).await.unwrap()
+    }
+
+    async fn publish(&self, events: &[Event]) {
+        self.queue.publish(events).await.unwrap();
+    }
+}
+
+pub(crate) fn event(topic: &str, key: &str, value: &str) -> Event {
     Event { topic: topic.into(), key: key.into(), value: value.into() }
 }
 
-async fn next(subscription: &mut Box<dyn EventSubscription>) -> Event {
-    match subscription.next().await.unwrap().unwrap() {
+/// The next event. A test that waits for one that never comes fails here.
+pub(crate) async fn next(subscription: &mut Box<dyn EventSubscription>) -> Event {
+    let delivery = tokio::time::timeout(Duration::from_secs(60), subscription.next());
+    match delivery.await.expect("an event comes").unwrap().unwrap() {
         Delivery::Event(event) => event,
         Delivery::Lagged { missed } => panic!("{missed} events were missed"),
     }
 }
 
-async fn each_group_sees_every_event_of_its_topics_in_order(queue: &dyn EventQueue) {
-    queue.publish(&[event("a", "k", "before anybody listened")]).await.unwrap();
-    let mut one = queue.subscribe("one", &["a", "b"]).await.unwrap();
-    let mut two = queue.subscribe("two", &["b"]).await.unwrap();
-    let events: Vec<Event> = (0..200)
-        .map(|n| event(if n % 2 == 0 { "a" } else { "b" }, &format!("k{}", n % 7), &n.to_string()))
-        .collect();
-    for some in events.chunks(30) {
-        queue.publish(some).await.unwrap();
+/// The values of each key of each topic, in their order.
+fn by_key(events: &[Event]) -> BTreeMap<(&str, &[u8]), Vec<&[u8]>> {
+    let mut values: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for event in events {
+        values.entry((event.topic.as_str(), &event.key[..])).or_default().push(&event.value[..]);
     }
-    for expected in &events {
-        assert_eq!(next(&mut one).await, *expected);
-    }
-    for expected in events.iter().filter(|event| event.topic == "b") {
-        assert_eq!(next(&mut two).await, *expected);
-    }
+    values
 }
 
-async fn what_was_not_handled_comes_again(queue: &dyn EventQueue) {
-    let mut first = queue.subscribe("again", &["c"]).await.unwrap();
+async fn each_group_sees_every_event_of_its_topics_and_each_key_in_order(on: &Subject<'_>) {
+    on.publish(&[on.event("a", "k", "before anybody listened")]).await;
+    let mut one = on.subscribe("one", &["a", "b"]).await;
+    let mut two = on.subscribe("two", &["b"]).await;
+    let events: Vec<Event> = (0..200)
+        .map(|n| on.event(if n % 2 == 0 { "a" } else { "b" }, &format!("k{}", n % 7), &n.to_string()))
+        .collect();
+    for some in events.chunks(30) {
+        on.publish(some).await;
+    }
+    let mut seen = Vec::new();
+    while seen.len() < events.len() {
+        let event = next(&mut one).await;
+        let early = event.value == b"before anybody listened";
+        assert!(!(early && on.end_is_exact), "a new group sees what was published before it");
+        if !early {
+            seen.push(event);
+        }
+    }
+    assert_eq!(by_key(&seen), by_key(&events));
+    let of_b: Vec<Event> = events.iter().filter(|event| event.topic == on.name("b")).cloned().collect();
+    seen.clear();
+    while seen.len() < of_b.len() {
+        seen.push(next(&mut two).await);
+    }
+    assert_eq!(by_key(&seen), by_key(&of_b));
+    assert!(two.next().now_or_never().is_none(), "nothing comes twice");
+}
+
+async fn what_was_not_handled_comes_again(on: &Subject<'_>) {
+    let mut first = on.subscribe("again", &["c"]).await;
     for n in 0..5 {
-        queue.publish(&[event("c", "k", &n.to_string())]).await.unwrap();
+        on.publish(&[on.event("c", "k", &n.to_string())]).await;
     }
     assert_eq!(next(&mut first).await.value, b"0");
     first.handled().await.unwrap();
@@ -46,21 +99,21 @@ async fn what_was_not_handled_comes_again(queue: &dyn EventQueue) {
     assert_eq!(next(&mut first).await.value, b"2");
     drop(first);
     // Nobody is subscribed now; the group is still there.
-    queue.publish(&[event("c", "k", "5")]).await.unwrap();
-    let mut heir = queue.subscribe("again", &["c"]).await.unwrap();
+    on.publish(&[on.event("c", "k", "5")]).await;
+    let mut heir = on.subscribe("again", &["c"]).await;
     for n in 1..6 {
         assert_eq!(next(&mut heir).await.value, n.to_string().into_bytes());
     }
 }
 
 /// Closes the queue.
-async fn readers_of_one_group_share_and_keep_the_order_of_each_key(queue: &dyn EventQueue) {
+async fn readers_of_one_group_share_and_keep_the_order_of_each_key(on: &Subject<'_>) {
     const KEYS: usize = 20;
     const EACH: usize = 25;
     let read = AtomicUsize::new(0);
     let mut readers = Vec::new();
     for _ in 0..3 {
-        let mut reader = queue.subscribe("shared", &["d"]).await.unwrap();
+        let mut reader = on.subscribe("shared", &["d"]).await;
         let read = &read;
         readers.push(async move {
             let mut last = HashMap::new();
@@ -76,41 +129,62 @@ async fn readers_of_one_group_share_and_keep_the_order_of_each_key(queue: &dyn E
                 tokio::task::yield_now().await;
                 reader.handled().await.unwrap();
                 if read.fetch_add(1, Ordering::Relaxed) + 1 == KEYS * EACH {
-                    queue.close().await.unwrap();
+                    on.queue.close().await.unwrap();
                 }
             }
             own
         });
     }
     for n in 0..EACH {
-        for key in 0..KEYS {
-            queue.publish(&[event("d", &key.to_string(), &n.to_string())]).await.unwrap();
-        }
+        let all: Vec<Event> = (0..KEYS).map(|key| on.event("d", &key.to_string(), &n.to_string())).collect();
+        on.publish(&all).await;
     }
-    let shares: Vec<usize> = futures_util::future::join_all(readers).await;
+    let all = tokio::time::timeout(Duration::from_secs(60), futures_util::future::join_all(readers));
+    let shares: Vec<usize> = all.await.expect("all events come");
     assert_eq!(shares.iter().sum::<usize>(), KEYS * EACH);
     assert!(shares.iter().all(|share| *share > 0), "{shares:?}");
 }
 
-async fn after_close_what_was_sent_is_read_and_nothing_more_is_taken(queue: &dyn EventQueue) {
-    let mut reader = queue.subscribe("closing", &["e"]).await.unwrap();
-    queue.publish(&[event("e", "k", "last")]).await.unwrap();
-    assert!(queue.ping().await.is_ok());
-    queue.close().await.unwrap();
-    let refused = queue.publish(&[event("e", "k", "too late")]).await;
+/// Closes the queue. What was sent is read by its reader, or by who opens the queue after it.
+async fn after_close_what_was_sent_is_read_and_nothing_more_is_taken(
+    on: &Subject<'_>,
+    again: Option<&Subject<'_>>,
+) {
+    let mut reader = on.subscribe("closing", &["e"]).await;
+    on.publish(&[on.event("e", "k", "last")]).await;
+    assert!(on.queue.ping().await.is_ok());
+    on.queue.close().await.unwrap();
+    let refused = on.queue.publish(&[on.event("e", "k", "too late")]).await;
     assert!(matches!(refused, Err(BackendError::Closed(_))), "{refused:?}");
-    assert!(queue.subscribe("new", &["e"]).await.is_err());
-    assert_eq!(next(&mut reader).await.value, b"last");
+    assert!(on.queue.subscribe("new", &["e"]).await.is_err());
+    assert!(on.queue.ping().await.is_err());
+    match again {
+        None => assert_eq!(next(&mut reader).await.value, b"last"),
+        Some(again) => {
+            let mut heir = again.subscribe("closing", &["e"]).await;
+            assert_eq!(next(&mut heir).await.value, b"last");
+        }
+    }
     assert!(reader.next().await.is_none());
+}
+
+/// Everything that is promised of any queue. `again` is the first one, opened again.
+pub(crate) async fn keeps_the_contract(
+    first: &Subject<'_>,
+    second: &Subject<'_>,
+    again: Option<&Subject<'_>>,
+) {
+    each_group_sees_every_event_of_its_topics_and_each_key_in_order(first).await;
+    what_was_not_handled_comes_again(first).await;
+    after_close_what_was_sent_is_read_and_nothing_more_is_taken(first, again).await;
+    readers_of_one_group_share_and_keep_the_order_of_each_key(second).await;
 }
 
 #[tokio::test]
 async fn embedded_keeps_the_contract() {
-    let queue = EmbeddedEvents::new();
-    each_group_sees_every_event_of_its_topics_in_order(&queue).await;
-    what_was_not_handled_comes_again(&queue).await;
-    after_close_what_was_sent_is_read_and_nothing_more_is_taken(&queue).await;
-    readers_of_one_group_share_and_keep_the_order_of_each_key(&EmbeddedEvents::new()).await;
+    let (first, second) = (EmbeddedEvents::new(), EmbeddedEvents::new());
+    let subject = |queue| Subject { queue, run: String::new(), end_is_exact: true };
+    keeps_the_contract(&subject(&first), &subject(&second), None).await;
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 mod cache;
 mod cache_cases;
 mod events;
+mod kafka;
+mod kafka_faults;
 mod mongo;
 mod mongo_trouble;
 mod redis;

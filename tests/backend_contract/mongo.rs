@@ -107,7 +107,7 @@ async fn what_a_python_peer_changes_meanwhile_is_never_overwritten() {
     assert_eq!(storage.replace(&assigned, &seen).await.unwrap(), Stored::Done);
     let seen = now(&storage).await;
     let incarnation = seen.skalds.incarnation;
-    let running = changed(&seen, Change::Start { executor: "a".into(), incarnation });
+    let running = changed(&seen, Change::Start { executor: "a".into(), incarnation, outside: false });
     assert_eq!(storage.replace(&running, &seen).await.unwrap(), Stored::Done);
     let seen = now(&storage).await;
     by_python(doc! {"attachments": {"rtspUrl": "rtsp://NEW", "fixFrame": 41_i32}}).await;

@@ -221,3 +221,39 @@ fn ctrl_c_cancels_and_nothing_follows() {
     }
     holds_for(a_while, "agents that were started again ask for nothing", || calls() == before);
 }
+
+/// The coordinator is gone, its agents go on, and somebody cancels: the job is `Cancelled` only when another coordinator has
+/// ended what they do.
+#[test]
+fn a_job_that_is_cancelled_while_its_coordinator_is_away_is_ended_before_it_is_cancelled() {
+    let cluster = three_masters();
+    let (commands, _) = orders(30_000);
+    cluster.load(commands);
+    let agents = Agents::beside(&cluster);
+    let data = tempfile::tempdir().unwrap();
+    let data = data.path().to_str().unwrap();
+    let (mut coordinator, api) = dev(data);
+    let url = cluster.url();
+    let before: Vec<u64> = cluster.masters().iter().map(RedisServer::script_calls).collect();
+    // Work for minutes: it is not over by itself.
+    let job = ["--lua", SLOW_COUNT, "--arg", "spin=1000000", "--match", "order:*", "--agents", "require"];
+    let submit = ["job", "run", "--submit", "--detach", "--api", &api, "--redis", &url, "--id", "long"];
+    assert_eq!(Process::run(PATIENCE, &[&submit[..], &job].concat()).code, Some(0));
+    wait_until(PATIENCE, "agents are at work", || {
+        cluster.masters().iter().zip(&before).any(|(node, before)| node.script_calls() >= before + 40)
+    });
+    coordinator.kill_hard();
+    let (_coordinator, api) = dev(data);
+    assert_eq!(Process::run(PATIENCE, &["job", "cancel", "long", "--api", &api]).code, Some(0));
+    let report = || {
+        let shown = Process::run(PATIENCE, &["job", "status", "long", "--api", &api, "--json"]);
+        serde_json::from_str::<Value>(&shown.stdout).unwrap_or(Value::Null)
+    };
+    wait_until(PATIENCE, "the job has its report", || report().get("units").is_some());
+    let report = report();
+    assert_eq!((&report["status"], &report["partial"]), (&"Cancelled".into(), &true.into()), "{report:#}");
+    let calls = || cluster.masters().iter().map(RedisServer::script_calls).collect::<Vec<_>>();
+    let before = calls();
+    holds_for(Duration::from_secs(2), "agents ask for nothing", || calls() == before);
+    drop(agents);
+}

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use self::fleet::Fleet;
 use self::servers::Servers;
 use self::timeline::Timeline;
-use crate::support::{Process, RedisCluster, Version};
+use crate::support::{Process, RedisCluster, Version, holds_for};
 use crate::{INCREMENT, PATIENCE, values, zeros};
 
 const KEYS: usize = 20_000;
@@ -39,6 +39,8 @@ fn jobs_are_exact_whatever_happens() {
     while Instant::now() < end || jobs < 2 {
         jobs += 1;
         let writes = jobs % 2 == 1;
+        // One writing job in three is cancelled.
+        let cancel = jobs % 6 == 3;
         let id = format!("chaos-{jobs}");
         timeline.say(format!("job {id} {}", if writes { "adds one to every key" } else { "counts" }));
         submit(&fleet.api(), &url, &id, writes);
@@ -46,15 +48,21 @@ fn jobs_are_exact_whatever_happens() {
         let seeds = [seed ^ jobs, !seed ^ jobs];
         let report = std::thread::scope(|scope| {
             let servers = scope.spawn(|| Servers::new(&mut cluster, seeds[0], &timeline).trouble(&over));
-            let processes = scope.spawn(|| fleet.trouble(seeds[1], &over, &id));
+            let processes = scope.spawn(|| fleet.trouble(seeds[1], &over, &id, cancel));
             let report = processes.join();
             over.store(true, Ordering::Relaxed);
             servers.join().expect("the servers' trouble ends");
             report.expect("the processes' trouble ends")
         });
+        cluster.wait_until_ok();
+        if report["status"] == "Cancelled" && cancel {
+            nothing_follows(&cluster, &mut fleet, added, &report);
+            cluster.load(zeros(KEYS));
+            added = 0;
+            continue;
+        }
         added += i64::from(writes);
         check(&report);
-        cluster.wait_until_ok();
         assert_eq!(
             values(&cluster, &cluster.nodes_with_slots()),
             [(added, KEYS)].into(),
@@ -85,6 +93,19 @@ fn submit(api: &str, url: &str, id: &str, writes: bool) {
     let kind: &[&str] = if writes { &["--write"] } else { &["--arg", "by=0"] };
     let submitted = Process::run(PATIENCE, &[&common[..], &asked, kind].concat());
     assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);
+}
+
+/// After a job has been cancelled, no key changes any more, also when everybody is started again.
+fn nothing_follows(cluster: &RedisCluster, fleet: &mut Fleet, added: i64, report: &Value) {
+    assert_eq!(report["partial"], true, "{report:#}");
+    let now = || values(cluster, &cluster.nodes_with_slots());
+    let before = now();
+    assert!(before.keys().all(|value| (added..=added + 1).contains(value)), "{before:?} {report:#}");
+    assert_eq!(before.values().sum::<usize>(), KEYS, "{before:?} {report:#}");
+    fleet.restart();
+    // An agent that has not confirmed is told again as soon as it is there.
+    let confirmed = !report["error"].to_string().contains("not confirmed");
+    holds_for(Duration::from_secs(3), "a cancelled job writes nothing", || now() == before || !confirmed);
 }
 
 fn check(report: &Value) {

@@ -1,5 +1,5 @@
-//! What the integration tests and the benches stand on: real Redis servers and clusters, MongoDB, the `skald` binary as a
-//! process, free ports and waiting with a deadline.
+//! What the integration tests and the benches stand on: real Redis servers and clusters, Kafka brokers, MongoDB, the `skald`
+//! binary as a process, free ports and waiting with a deadline.
 //!
 //! `mod support;` in a test, `#[path = "../tests/support/mod.rs"] mod support;` in a bench.
 //!
@@ -9,6 +9,7 @@
 
 mod children;
 mod cluster;
+mod kafka;
 mod load;
 #[cfg(feature = "mongo")]
 mod mongo;
@@ -18,6 +19,7 @@ mod server;
 mod wait;
 
 pub use cluster::{RedisCluster, slot_of};
+pub use kafka::{Broker, KafkaServer};
 pub use load::{Command, load};
 #[cfg(feature = "mongo")]
 pub use mongo::{MongoDatabase, MongoServer};

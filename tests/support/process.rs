@@ -54,6 +54,12 @@ impl Process {
         Self::program(name, program.to_str().unwrap(), arguments, environment)
     }
 
+    /// Starts one test of this binary as a process of its own.
+    pub fn this_test(name: &str, environment: &[(&str, &str)]) -> Self {
+        let program = std::env::current_exe().unwrap();
+        Self::program(name, program.to_str().unwrap(), &[name, "--exact", "--nocapture"], environment)
+    }
+
     fn program(name: &str, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut child = children::spawn(program, |command| {
             command

@@ -157,9 +157,10 @@ async fn a_skald_that_comes_back_under_its_name_takes_up_its_tasks() {
         House::with(|backends| controller(backends).mode(skalds::config::env::ControllerMode::Controller));
     let mut task = NewTask::new("Echo").attach("theWord", 1).into_task(|| "t".into(), 1).unwrap();
     task.deadline_date_time = 0;
-    for change in
-        [Change::Assign { executor: "a".into() }, Change::Start { executor: "a".into(), incarnation: 1 }]
-    {
+    for change in [
+        Change::Assign { executor: "a".into() },
+        Change::Start { executor: "a".into(), incarnation: 1, outside: false },
+    ] {
         task = apply(&task, &change, 2, &fast_retry()).unwrap();
     }
     house.backends.storage.insert(&task).await.unwrap();

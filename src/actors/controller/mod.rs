@@ -18,6 +18,7 @@ mod leader;
 mod monitor;
 mod orders;
 mod unrunnable;
+mod wait;
 
 pub use api::{SystemController, TaskChanges, TaskHeartbeat};
 pub use builder::ControllerBuilder;

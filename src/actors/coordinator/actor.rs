@@ -1,6 +1,6 @@
 //! Where the rules of [`crate::chain::run`] meet the links, the planner and the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,19 +108,27 @@ impl CoordinatorActor {
         let task = Arc::clone(&self.task);
         let look = async move { first_look(&task).await };
         ctx.spawn(look.into_actor(self).map(|looked, coordinator: &mut Self, ctx| {
-            if coordinator.cancelled {
+            // An earlier attempt at it may have left chains with agents.
+            let first = coordinator.task.options.incarnation <= 1;
+            if coordinator.cancelled && first {
                 return coordinator.refuse("it was cancelled before it started", true, ctx);
             }
             match looked {
-                Ok(goal) => {
+                Ok((goal, agents)) => {
                     let (job, now) = (Arc::clone(&coordinator.task.job), coordinator.clock.now_millis());
                     let sequence = planning::start_of(&job);
                     let mut record = RunRecord::new(job, goal);
                     record.settled.sequence = sequence;
+                    if !first {
+                        record.agents = agents;
+                    }
                     let config = coordinator.config();
                     coordinator.machine =
                         Some(RunMachine::recover(config, record, now, &mut coordinator.effects));
                     coordinator.carry_out(ctx);
+                    if coordinator.cancelled {
+                        coordinator.input(RunInput::Cancel, ctx);
+                    }
                 }
                 Err(reason) => coordinator.refuse(&reason, false, ctx),
             }
@@ -337,9 +345,9 @@ impl CoordinatorActor {
     }
 }
 
-/// Checks the job against the cluster and says what has to be done. A cluster that does not answer is given the time
+/// Checks the job against the cluster and says what has to be done, and which agents there are. A cluster that does not answer is given the time
 /// that one of its nodes has.
-async fn first_look(task: &Task) -> Result<Goal, String> {
+async fn first_look(task: &Task) -> Result<(Goal, BTreeSet<String>), String> {
     let limit = Duration::from_millis(task.job.limits.node_timeout_millis.into());
     let began = Instant::now();
     let options = &task.options;
@@ -350,10 +358,11 @@ async fn first_look(task: &Task) -> Result<Goal, String> {
             if let Some(first) = view.nodes.first() {
                 node::check(&first.redis, &task.job, &options.access, &options.natives).await?;
             }
-            Ok::<_, node::NodeError>(view.cluster)
+            let agents = view.nodes.into_iter().filter_map(|node| node.agent).collect();
+            Ok::<_, node::NodeError>((view.cluster, agents))
         };
         match looked.await {
-            Ok(cluster) => return Ok(planning::goal(&task.job, cluster)),
+            Ok((cluster, agents)) => return Ok((planning::goal(&task.job, cluster), agents)),
             Err(error) if !error.is_transient() || began.elapsed() >= limit => return Err(error.to_string()),
             Err(error) => tracing::debug!(%error, "looking at the cluster again"),
         }

@@ -174,7 +174,8 @@ impl SkaldCore {
             return self.tasks.change_from(task, &fail).await?.into_result(&id).map(drop);
         }
         let Some(slot) = self.reserve(&task) else { return Ok(()) };
-        let start = Change::Start { executor: self.id.clone(), incarnation };
+        let outside = self.classes.works_outside(&task.class_name);
+        let start = Change::Start { executor: self.id.clone(), incarnation, outside };
         match self.tasks.change_from(task, &start).await? {
             Changed::Done(task) => slot.run(task).await,
             Changed::Refused(Refused::Overruled { .. }, task) => {
@@ -307,7 +308,11 @@ impl Reserved {
         let core = Arc::clone(&self.core);
         let id = task.id.clone();
         let attachments = task.attachments.clone().unwrap_or_default();
+        let asked_to_end = task.skalds.cancel_requested;
         let Some(held) = Held::new(task, core.tasks.clone(), core.beats.complaints()) else { return Ok(()) };
+        if asked_to_end {
+            held.stop(StopReason::Cancelled); // it was cancelled before, and is started to end what is under way
+        }
         core.beats.first_words(&id, core.timing.key_ttl);
         let worker = match core.classes.make(&held.class_name, &attachments) {
             Ok(worker) => worker,

@@ -173,7 +173,12 @@ impl SkaldCore {
             next = apply(&next, change, now, &self.tasks.retry)
                 .map_err(|_| WhyNot::Later(now + LOOK_AGAIN_AFTER))?;
         }
-        changes.push(Change::Start { executor: self.id.clone(), incarnation: next.skalds.incarnation });
+        let (executor, incarnation) = (self.id.clone(), next.skalds.incarnation);
+        changes.push(Change::Start {
+            executor,
+            incarnation,
+            outside: self.classes.works_outside(&task.class_name),
+        });
         Ok(changes)
     }
 

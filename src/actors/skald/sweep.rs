@@ -111,8 +111,11 @@ impl SkaldCore {
 
     /// Deadlines of what we hold, and workers that do not even let their own actor end them.
     async fn stop_what_is_over(self: &Arc<Self>) {
-        let patience = self.timing.grace * 2 + self.timing.sync;
-        let too_long = |held: &Held| held.stopping_for().is_some_and(|time| time > patience);
+        let more = self.timing.grace + self.timing.sync;
+        let patience =
+            |held: &Held| held.stopping().map(|reason| held.patience(reason, self.timing.grace) + more);
+        let too_long =
+            |held: &Held| held.stopping_for().zip(patience(held)).is_some_and(|(time, most)| time > most);
         let over = self.table.that(|held| too_long(held) || held.deadline_passed());
         for held in over {
             if too_long(&held) {

@@ -34,7 +34,10 @@ pub(crate) struct WorkerEnd {
 /// How the work ended, before it is stored.
 enum Ending {
     Done(Option<serde_json::Value>),
+    /// It ended when it was asked to.
     Stopped,
+    /// It did not, and was dropped.
+    Dropped,
     Failed(WorkerError),
 }
 
@@ -83,12 +86,14 @@ impl Actor for WorkerActor {
 async fn work(mut worker: Box<dyn TaskWorker>, held: &Arc<Held>, grace: Duration) -> Ending {
     let ctx = WorkerContext::new(Arc::clone(held), grace);
     let live = AssertUnwindSafe(live(&mut *worker, &ctx)).catch_unwind();
+    let mut dropped = false;
     let result = tokio::select! {
         biased;
         result = live => result,
         () = store_progress(held) => Ok(Err(WorkerError::new("progress ended"))), // it never does
         () = stopped_for(&ctx, grace) => {
             tracing::warn!(task = held.id(), ?grace, "the worker did not stop in time; its work is dropped");
+            dropped = true;
             Ok(Ok(Outcome::Stopped))
         }
     };
@@ -97,7 +102,10 @@ async fn work(mut worker: Box<dyn TaskWorker>, held: &Arc<Held>, grace: Duration
             Ok(()) => Ending::Done(result),
             Err(error) => Ending::Failed(WorkerError::permanent(error.to_string())),
         },
+        Ok(Ok(Outcome::Stopped)) if dropped => Ending::Dropped,
         Ok(Ok(Outcome::Stopped)) => Ending::Stopped,
+        // It has not ended what it should have ended.
+        Ok(Err(_)) if ctx.is_cancelled() && held.works_outside() => Ending::Dropped,
         // What a worker says when it was asked to stop is that it stopped.
         Ok(Err(_)) if ctx.is_cancelled() => Ending::Stopped,
         Ok(Err(error)) => Ending::Failed(error),
@@ -171,8 +179,8 @@ async fn pass_updates(worker: &dyn TaskWorker, ctx: &WorkerContext) -> std::conv
 
 /// Is ready when the worker was asked to stop and has had its grace period.
 async fn stopped_for(ctx: &WorkerContext, grace: Duration) {
-    ctx.cancelled().await;
-    ctx.held.clock().sleep(grace).await;
+    let reason = ctx.cancelled().await;
+    ctx.held.clock().sleep(ctx.held.patience(reason, grace)).await;
 }
 
 async fn store_progress(held: &Held) {
@@ -198,7 +206,11 @@ async fn settle(held: &Held, ending: Ending) -> WorkerEnd {
     }
     let (change, exception) = match ending {
         Ending::Done(result) => (Change::Finish { incarnation, result }, None),
-        Ending::Stopped => (Change::Release { incarnation }, None),
+        // The task is to be cancelled, and its worker has seen to it.
+        Ending::Stopped if held.stopping() == Some(StopReason::Cancelled) => {
+            (Change::Finish { incarnation, result: None }, None)
+        }
+        Ending::Stopped | Ending::Dropped => (Change::Release { incarnation }, None),
         Ending::Failed(error) => (
             Change::Fail { incarnation, error: error.text().to_owned(), retry: !error.is_permanent() },
             Some(error.text().to_owned()),

@@ -1,6 +1,6 @@
 //! Worker classes by name: which a Skald can run, and how one is made from attachments.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ type Make = dyn Fn(&Map<String, Value>) -> Result<Box<dyn TaskWorker>, WorkerErr
 #[derive(Clone, Default)]
 pub struct WorkerClasses {
     classes: BTreeMap<String, Arc<Make>>,
+    outside: BTreeSet<String>,
 }
 
 impl fmt::Debug for WorkerClasses {
@@ -59,6 +60,17 @@ impl WorkerClasses {
         make: impl Fn(&Map<String, Value>) -> Result<W, WorkerError> + Send + Sync + 'static,
     ) -> &mut Self {
         self.register_with(name, move |attachments| Ok(Blocking::new(make(attachments)?)))
+    }
+
+    /// The work of this class's tasks may go on without their workers: a cancelled one is given to a worker again, which ends
+    /// what is under way and answers [`Outcome::Stopped`](super::Outcome::Stopped).
+    pub fn set_works_outside(&mut self, name: impl Into<String>) -> &mut Self {
+        self.outside.insert(name.into());
+        self
+    }
+
+    pub(crate) fn works_outside(&self, name: &str) -> bool {
+        self.outside.contains(name)
     }
 
     /// All names, sorted.

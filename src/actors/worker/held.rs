@@ -67,9 +67,14 @@ pub(crate) struct Held {
     stop_since: OnceLock<Duration>,
     /// The newest revision that was obeyed.
     obeyed: AtomicU64,
+    /// The work goes on without the worker: only the worker can end it.
+    outside: bool,
     /// The worker has ended: whatever code is left over speaks for nobody.
     over: AtomicBool,
 }
+
+/// How long a worker may take to end work that goes on elsewhere: agents of a chain job that are away are waited for.
+const END_OUTSIDE: Duration = Duration::from_secs(60);
 
 impl Held {
     /// Takes a task that has just become `Running`. `None` when its document names no executor.
@@ -88,6 +93,7 @@ impl Held {
             started_at: tasks.clock.now_millis(),
             lease,
             tasks,
+            outside: task.skalds.outside,
             document: Mutex::new(task),
             orders,
             listens: AtomicBool::new(false),
@@ -134,6 +140,18 @@ impl Held {
     /// How long ago the worker was first asked to stop.
     pub(crate) fn stopping_for(&self) -> Option<Duration> {
         self.stop_since.get().map(|since| self.tasks.clock.elapsed().saturating_sub(*since))
+    }
+
+    pub(crate) fn works_outside(&self) -> bool {
+        self.outside
+    }
+
+    /// How long a worker may take to stop for this reason.
+    pub(crate) fn patience(&self, reason: StopReason, grace: Duration) -> Duration {
+        match reason {
+            StopReason::Cancelled | StopReason::DeadlinePassed if self.outside => grace.max(END_OUTSIDE),
+            _ => grace,
+        }
     }
 
     /// Whether the task's deadline has passed, by this machine's clock.

@@ -1,5 +1,7 @@
 //! `skald doctor`: what can be reached, which versions, what is missing.
 
+#[cfg(feature = "kafka")]
+mod kafka;
 mod mongo;
 mod redis;
 
@@ -19,6 +21,9 @@ use super::table::printable;
 pub(crate) struct Args {
     #[command(flatten)]
     redis: RedisArgs,
+    #[cfg(feature = "kafka")]
+    #[command(flatten)]
+    kafka: super::kafka::KafkaArgs,
     #[command(flatten)]
     mongo: MongoArgs,
     #[command(flatten)]
@@ -61,6 +66,8 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
     let mut findings = vec![Finding::new(Verdict::Ok, "skald", env!("CARGO_PKG_VERSION"))];
     findings.extend(environment());
     findings.extend(redis::look(&args.redis)?);
+    #[cfg(feature = "kafka")]
+    findings.push(kafka::look(&args.kafka)?);
     findings.push(mongo::look(&args.mongo)?);
     findings.push(controller(&Api::new(&args.api), std::env::var_os("SKALD_API").is_some()));
     let failed = findings.iter().any(|finding| finding.verdict == Verdict::Failed);
@@ -83,11 +90,9 @@ fn environment() -> Vec<Finding> {
             bad.0.iter().map(|bad| Finding::new(Verdict::Failed, "environment", bad.to_string())).collect()
         }
     };
-    for (variable, service) in [("KAFKA_HOST", "Kafka")] {
-        if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) {
-            let said = format!("{variable} is set, but this version has no {service} adapter and ignores it");
-            findings.push(Finding::new(Verdict::Warn, "environment", said));
-        }
+    if !cfg!(feature = "kafka") && std::env::var_os("KAFKA_HOST").is_some_and(|value| !value.is_empty()) {
+        let said = "KAFKA_HOST is set, but this program was built without the feature kafka and ignores it";
+        findings.push(Finding::new(Verdict::Warn, "environment", said));
     }
     findings
 }

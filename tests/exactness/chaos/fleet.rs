@@ -12,6 +12,9 @@ use crate::PATIENCE;
 use crate::proxy::Proxy;
 use crate::support::{Process, RedisCluster, free_port};
 
+/// By then a job is in the middle of its work.
+const CANCEL_AFTER: Duration = Duration::from_millis(800);
+
 pub(super) struct Fleet<'a> {
     timeline: &'a Timeline,
     agents: Vec<Agent>,
@@ -58,8 +61,9 @@ impl<'a> Fleet<'a> {
         self.coordinator.ready_value(PATIENCE, "api")
     }
 
-    /// Makes trouble until the job is over, and answers its report. Everybody is well then.
-    pub(super) fn trouble(&mut self, seed: u64, over: &AtomicBool, id: &str) -> Value {
+    /// Makes trouble until the job is over, and answers its report. Everybody is well then. Where `cancel` says so, the
+    /// job is cancelled in the middle of it.
+    pub(super) fn trouble(&mut self, seed: u64, over: &AtomicBool, id: &str, mut cancel: bool) -> Value {
         let mut rng = fastrand::Rng::with_seed(seed);
         let began = Instant::now();
         let mut next = Duration::from_millis(rng.u64(200..1_500));
@@ -69,6 +73,13 @@ impl<'a> Fleet<'a> {
             }
             assert!(began.elapsed() < PATIENCE, "job {id} hangs");
             assert!(!over.load(Ordering::Relaxed), "the servers' trouble has failed");
+            if cancel && began.elapsed() >= CANCEL_AFTER {
+                let api = self.api();
+                cancel = Process::run(PATIENCE, &["job", "cancel", id, "--api", &api]).code != Some(0);
+                if !cancel {
+                    self.timeline.fault("job cancelled", id);
+                }
+            }
             if began.elapsed() >= next {
                 self.one_fault(&mut rng);
                 next = began.elapsed() + Duration::from_millis(rng.u64(200..2_500));
@@ -77,6 +88,19 @@ impl<'a> Fleet<'a> {
         };
         self.timeline.say(format!("job {id} is over: {}", report["status"]));
         report
+    }
+
+    /// Kills everybody and starts them again.
+    pub(super) fn restart(&mut self) {
+        self.timeline.say("everybody is started again".to_owned());
+        self.coordinator.kill_hard();
+        for agent in &mut self.agents {
+            agent.process.kill_hard();
+            agent.restart();
+            agent.process.ready(PATIENCE);
+        }
+        self.coordinator = coordinate(&self.data.path().join("dev"));
+        self.coordinator.ready(PATIENCE);
     }
 
     fn one_fault(&mut self, rng: &mut fastrand::Rng) {
