@@ -33,6 +33,8 @@ async fn health(system: Data<ActorSystem>, controller: Data<SystemController>) -
             "events": said(&health.events),
             "storage": said(&health.storage),
         },
+        "leads": health.leads,
+        "led": health.led,
         "skaldsOnline": health.skalds_online,
         "lastSweepMillis": health.last_sweep.map(|age| age.as_millis() as u64),
         "lastDispatchMillis": health.last_dispatch.map(|age| age.as_millis() as u64),
