@@ -157,9 +157,10 @@ impl Unit {
         self.care = Care::default();
         match (&self.state, self.keys.pop_first()) {
             (State::Applying, Some(key)) => self.set_aside(site, key),
-            (State::Applying, None) | (State::Settled(_), _) => {}
-            (State::Listing { .. }, _) => {
-                self.state = State::Settled(Err("its keys cannot be listed".into()))
+            (State::Settled(_), _) => {}
+            // No key is at fault: it stays open.
+            (State::Applying, None) | (State::Listing { .. }, _) => {
+                self.state = State::Settled(Err("calls about it get no answer".into()));
             }
         }
     }

@@ -83,6 +83,8 @@ pub(super) struct HopRun {
     agent: ActorRef<AgentActor>,
     /// A runner whose connection has failed, and goes on with another.
     broken: Option<StepRunner>,
+    /// The last call was lost: if a script holds the node now, it is most likely ours.
+    lost: bool,
     doubt: Doubt,
 }
 
@@ -109,7 +111,7 @@ impl HopRun {
         abort: CancellationToken,
         agent: ActorRef<AgentActor>,
     ) -> Self {
-        HopRun { hop, state, tools, abort, agent, broken: None, doubt: Doubt::default() }
+        HopRun { hop, state, tools, abort, agent, broken: None, lost: false, doubt: Doubt::default() }
     }
 
     /// Works the hop off and tells the agent how it ended.
@@ -189,7 +191,7 @@ impl HopRun {
                 Ok(runner)
             }
             Err(error) => {
-                if error.is_busy() {
+                if self.lost && error.is_busy() {
                     self.end_script(node).await;
                 }
                 self.doubt.under_way &= !error.says_nobody_listens();
@@ -249,7 +251,8 @@ impl HopRun {
                 Ok(Advance::Working { units: done }) => units += u64::from(done),
                 Err(error) => {
                     self.broken = Some(runner);
-                    if matches!(error, NodeError::Lost { .. }) && self.state.job.access != Access::Read {
+                    self.lost = matches!(error, NodeError::Lost { .. });
+                    if self.lost && self.state.job.access != Access::Read {
                         let until = Some(Instant::now() + self.tools.access.call_timeout);
                         self.doubt = Doubt { under_way: true, until };
                     }
@@ -260,6 +263,7 @@ impl HopRun {
                 crash_point("running");
             }
             (*answered, *wait) = (Instant::now(), RETRY_MIN);
+            self.doubt.under_way = false;
             if units >= CHECKPOINT_UNITS && checkpointed.elapsed() >= CHECKPOINT_EVERY {
                 let state = Arc::new(self.state.clone());
                 tell(&self.agent, HopInput::Checkpoint { hop: self.hop.clone(), state }).await;
