@@ -320,3 +320,60 @@ fn nothing_listens_where_others_reach_it_unless_it_is_told_to() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("--allow-remote"), "{}", refused.stderr);
 }
+
+/// Entries that are added, changed and removed take effect; a file with an error changes nothing and says where.
+#[test]
+fn a_workers_file_is_taken_on_while_its_skald_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // Each program leaves its process id, and what it was given, in a file of its own.
+    let entry = |id: &str, script: &str, more: &str| {
+        let out = at(id).display().to_string();
+        let script = script.replace("OUT", &out);
+        format!(
+            "  {id}:\n    className: Command\n    isPersistent: false\n    \
+             attachments: {{ argv: [\"sh\", \"-c\", \"{script}\"]{more} }}\n"
+        )
+    };
+    let lasting = "echo $$ > OUT; exec sleep 1000";
+    let file =
+        |entries: &[String]| workers_file(folder.path(), &format!("TaskWorkers:\n{}", entries.concat()));
+    let path = file(&[
+        entry("stays", lasting, ""),
+        entry("goes", lasting, ""),
+        entry("again", "cat >> OUT", ", colour: red"),
+    ]);
+    let mut run = Process::skald(&["--log", "info", "run", &path]);
+    run.ready(SOON);
+    let said = |name: &str| std::fs::read_to_string(at(name)).unwrap_or_default();
+    let alive = |pid: &str| Path::new("/proc").join(pid.trim()).exists();
+    wait_until(SOON, "all three to have begun", || {
+        !said("stays").is_empty() && !said("goes").is_empty() && said("again").contains("red")
+    });
+    let (stays, goes) = (said("stays"), said("goes"));
+
+    std::fs::write(&path, "TaskWorkers:\n  stays:\n    className: Command\n    nonsense: 1\n").unwrap();
+    wait_until(SOON, "the error to be told", || run.stderr().contains("is not taken on"));
+    let told = run.stderr();
+    assert!(told.contains("workers.yml") && told.contains("line 4") && told.contains("nonsense"), "{told}");
+    assert!(alive(&stays) && alive(&goes));
+
+    file(&[
+        entry("stays", lasting, ""),
+        entry("again", "cat >> OUT", ", colour: green"),
+        entry("comes", lasting, ""),
+    ]);
+    wait_until(SOON, "the new one to have begun", || !said("comes").is_empty());
+    wait_until(SOON, "the changed one to have run again", || said("again").contains("green"));
+    wait_until(SOON, "the removed one to have ended", || !alive(&goes));
+    assert!(alive(&stays), "what did not change goes on");
+    assert_eq!(said("stays"), stays);
+
+    // What was removed may come back.
+    file(&[entry("stays", lasting, ""), entry("goes", lasting, "")]);
+    wait_until(SOON, "the removed one to run again", || said("goes") != goes && !said("goes").is_empty());
+    run.terminate();
+    let ended = run.wait(SOON);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(!alive(&stays));
+}

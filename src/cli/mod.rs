@@ -34,6 +34,7 @@ mod mongo;
 mod node;
 mod output;
 mod redis;
+mod reload;
 mod run;
 mod serve;
 mod skald;

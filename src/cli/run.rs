@@ -14,7 +14,7 @@ use super::backends::{self, CacheArgs};
 use super::exit::{Exit, Failure, exit_of};
 use super::mongo::MongoArgs;
 use super::skald::{SHUTDOWN, SkaldArgs};
-use super::{output, stop, task};
+use super::{output, reload, stop, task};
 
 /// How often `--until-done` looks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ A workers file:
       isPersistent: false
       attachments: { argv: [\"pg_dump\", \"shop\"] }")]
 pub(crate) struct Args {
-    /// The workers file
+    /// The workers file. Entries that are added, changed and removed while it runs take effect within a second or two
     #[arg(value_name = "FILE", env = "YAML_FILE")]
     file: PathBuf,
     #[command(flatten)]
@@ -70,6 +70,13 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
         })?;
         skald.ready().await;
         output::ready("run", &[("skald", &skald.id()), ("tasks", &ids.len())])?;
+        // With --until-done the tasks are those that there were at the start.
+        let watched = async {
+            match args.until_done {
+                true => std::future::pending().await,
+                false => reload::watch(&args.file, text, &skald).await,
+            }
+        };
         let ended = tokio::select! {
             signal = stop::requested() => {
                 tracing::info!(%signal, "stopping");
@@ -79,6 +86,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Failure> {
                 Some(task) => Ok(exit_of(task.lifecycle_status).unwrap_or(Exit::Failed)),
                 None => Err(Failure::failed(format!("the skald has ended: {exit:?}"))),
             },
+            never = watched => match never {},
             tasks = all_ended(&*storage, &ids), if args.until_done => tasks.and_then(|tasks| report(&tasks)),
         };
         inside.shutdown(SHUTDOWN).await;

@@ -193,14 +193,7 @@ impl SkaldBuilder {
         &self,
         workers: impl IntoIterator<Item = &'a (String, WorkerEntry)>,
     ) -> Result<(), SkaldError> {
-        match workers.into_iter().find(|(_, worker)| !self.classes.has(&worker.class_name)) {
-            Some((task, worker)) => Err(SkaldError::UnknownClass {
-                task: task.clone(),
-                class: worker.class_name.clone(),
-                known: self.classes.names().map(str::to_owned).collect(),
-            }),
-            None => Ok(()),
-        }
+        check_classes(&self.classes, workers)
     }
 
     /// Starts it. It connects by itself, and again when a service comes back; see [`Skald::ready`].
@@ -253,5 +246,19 @@ impl SkaldBuilder {
         .drain_hook();
         let actor = system.spawn(spec)?;
         Ok(Skald { core, actor })
+    }
+}
+
+pub(super) fn check_classes<'a>(
+    classes: &WorkerClasses,
+    workers: impl IntoIterator<Item = &'a (String, WorkerEntry)>,
+) -> Result<(), SkaldError> {
+    match workers.into_iter().find(|(_, worker)| !classes.has(&worker.class_name)) {
+        Some((task, worker)) => Err(SkaldError::UnknownClass {
+            task: task.clone(),
+            class: worker.class_name.clone(),
+            known: classes.names().map(str::to_owned).collect(),
+        }),
+        None => Ok(()),
     }
 }

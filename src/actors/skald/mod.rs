@@ -17,6 +17,7 @@ mod core;
 mod drain;
 mod intake;
 mod own;
+mod reload;
 mod sweep;
 mod table;
 
@@ -24,6 +25,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use builder::{SkaldBuilder, SkaldError};
+pub use reload::{ReloadError, Reloaded};
 
 use self::actor::SkaldActor;
 use self::core::SkaldCore;

@@ -16,7 +16,7 @@ use crate::core::task::{LifecycleStatus, Millis, Task, TaskMode};
 
 /// What the workers file lists.
 pub(super) struct Own {
-    workers: BTreeMap<String, WorkerEntry>,
+    workers: Mutex<BTreeMap<String, WorkerEntry>>,
     /// Which are to be looked at, and not before when. Empty for a node.
     due: Mutex<BTreeMap<String, Millis>>,
     /// They have been looked at for the first time, when even ended ones are run again.
@@ -34,14 +34,31 @@ impl Own {
         };
         let due = workers.iter().map(|(id, _)| (id.clone(), Millis::MIN)).collect();
         Own {
-            workers: workers.into_iter().collect(),
+            workers: Mutex::new(workers.into_iter().collect()),
             due: Mutex::new(due),
             begun: AtomicBool::new(false),
             over: Notify::new(),
         }
     }
 
-    fn set_due(&self, id: &str, at: Millis) {
+    /// What the file lists now.
+    pub(super) fn listed(&self) -> BTreeMap<String, WorkerEntry> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Another version of the file; those that are new are to be looked at now.
+    pub(super) fn replace(&self, workers: BTreeMap<String, WorkerEntry>, added: &[String]) {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        due.retain(|id, _| workers.contains_key(id));
+        due.extend(added.iter().map(|id| (id.clone(), Millis::MIN)));
+        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
+    }
+
+    fn entry(&self, id: &str) -> Option<WorkerEntry> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    pub(super) fn set_due(&self, id: &str, at: Millis) {
         self.due.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), at);
     }
 
@@ -83,7 +100,7 @@ impl SkaldCore {
 
     /// Runs a task of the workers file, if it is not running and may.
     async fn ensure(self: &Arc<Self>, id: &str) -> Result<(), TaskError> {
-        let Some(worker) = self.own.workers.get(id) else { return Ok(()) };
+        let Some(worker) = self.own.entry(id) else { return Ok(()) };
         let now = self.tasks.clock.now_millis();
         let mode = match self.mode {
             SkaldMode::SingleProcess => TaskMode::PassiveProcess,
@@ -185,7 +202,7 @@ impl SkaldCore {
     /// A task of the workers file has left our hands: when it is looked at next, or what that means for a single process.
     pub(super) fn own_task_ended(self: &Arc<Self>, task: Task) {
         use LifecycleStatus::{Cancelled, Created, Failed, Finished};
-        if !self.own.workers.contains_key(&task.id) {
+        if self.own.entry(&task.id).is_none() {
             return;
         }
         let now = self.tasks.clock.now_millis();
