@@ -236,3 +236,35 @@ fn health_and_metrics() {
     let metrics = metrics.as_str().unwrap();
     assert!(code == 200 && metrics.ends_with("# EOF\n"), "{metrics}");
 }
+
+#[test]
+fn scale_says_what_waits_and_how_much_room_there_is() {
+    let house = House::new();
+    for number in 0..3 {
+        let task = json!({"id": format!("waits-{number}"), "className": "Nobody"});
+        assert_eq!(house.post("/api/tasks", task).0, 201);
+    }
+    // Not due for long: it does not wait.
+    let later = json!({"id": "later", "className": "Nobody", "notBefore": 4_000_000_000_000i64});
+    assert_eq!(house.post("/api/tasks", later).0, 201);
+    let patient = json!({"id": "runs", "className": "Patient"});
+    assert_eq!(house.post("/api/tasks", patient).0, 201);
+    house.wait_for_status("runs", "Running");
+    let scale = || {
+        let (status, scale) = house.get("/scale");
+        assert_eq!(status, 200, "{scale}");
+        scale
+    };
+    wait_until(SOON, "the oldest to be a second old", || scale()["oldestAgeSeconds"].as_u64() >= Some(1));
+    let now = scale();
+    let nobody = &now["classes"]["Nobody"];
+    assert_eq!((&now["backlog"], &nobody["backlog"]), (&3.into(), &3.into()), "{now:#}");
+    assert_eq!((&nobody["skalds"], &nobody["freeSlots"], &nobody["held"]), (&0.into(), &0.into(), &0.into()));
+    let patient = &now["classes"]["Patient"];
+    assert_eq!(
+        (&patient["backlog"], &patient["held"], &patient["skalds"]),
+        (&0.into(), &1.into(), &1.into())
+    );
+    assert!(patient["freeSlots"].as_u64() > Some(0), "{now:#}");
+    assert_eq!(now["classes"]["Echo"]["skalds"], 1, "a class that no task names yet: {now:#}");
+}

@@ -10,12 +10,14 @@
 //! | `PUT /api/tasks/{id}/status` | `{"lifecycleStatus": "Cancelled"}` cancels, `"Created"` starts again or resumes; ours: `"Paused"`, `"Running"` |
 //! | `PUT /api/tasks/{id}/attachments` | `{"attachments": {…}}` replaces them, in a running worker too |
 //! | `GET /api/system/health` | 200 when every service answers, else 503 |
+//! | `GET /scale` | how much waits, for how long, and how much room there is, by class (ours; for autoscalers) |
 //! | `GET /metrics` | OpenMetrics |
 //!
 //! Embed it with [`configure`], or give it a port of its own with [`serve`]; [`serve_metrics`] serves `/metrics` alone.
 
 mod body;
 mod error;
+mod scale;
 mod server;
 mod system;
 mod tasks;
@@ -61,6 +63,7 @@ pub fn configure(config: &mut ServiceConfig, system: ActorSystem, controller: Sy
         .app_data(PathConfig::default().error_handler(|error, _| ApiError::invalid(&["path"], error).into()));
     tasks::routes(config);
     system::routes(config);
+    scale::routes(config);
     config.service(web::scope("/api").default_service(web::to(no_such_path)));
 }
 

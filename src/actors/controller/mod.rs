@@ -17,6 +17,7 @@ mod health;
 mod leader;
 mod monitor;
 mod orders;
+mod scale;
 mod unrunnable;
 mod wait;
 
@@ -24,3 +25,4 @@ pub use api::{SystemController, TaskChanges, TaskHeartbeat};
 pub use builder::ControllerBuilder;
 pub use fleet::SkaldInfo;
 pub use health::{Health, ServiceHealth};
+pub use scale::{ClassScale, MOST_CLASSES};
