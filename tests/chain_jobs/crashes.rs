@@ -257,3 +257,45 @@ fn a_job_that_is_cancelled_while_its_coordinator_is_away_is_ended_before_it_is_c
     holds_for(Duration::from_secs(2), "agents ask for nothing", || calls() == before);
     drop(agents);
 }
+
+/// The controller that took the job in dies; the node that coordinates it and the agents go on, and a controller that comes
+/// back finds the job as it is.
+#[test]
+fn a_controller_that_is_killed_does_not_hold_up_a_job() {
+    let cluster = three_masters();
+    let (commands, truth) = orders(30_000);
+    cluster.load(commands);
+    let agents = Agents::beside(&cluster);
+    let hot_state = RedisServer::start(crate::support::Version::V8, &[]);
+    let data = tempfile::tempdir().unwrap();
+    let (data, cache) = (data.path().to_str().unwrap(), hot_state.url());
+    let shared = ["--data", data, "--redis", &cache];
+    let controller = || {
+        let fixed = ["--log", "warn", "controller", "--listen", "127.0.0.1:0"];
+        let mut process = Process::skald(&[&fixed[..], &shared].concat());
+        let api = process.ready_value(PATIENCE, "api");
+        (process, api)
+    };
+    let (mut first, api) = controller();
+    let mut node = Process::skald(&[&["--log", "warn", "node", "--id", "n1"][..], &shared].concat());
+    node.ready(PATIENCE);
+    let url = cluster.url();
+    let before: Vec<u64> = cluster.masters().iter().map(RedisServer::script_calls).collect();
+    let job = ["--lua", SLOW_COUNT, "--arg", "spin=20000", "--match", "order:*", "--agents", "require"];
+    let submit = ["job", "run", "--submit", "--detach", "--api", &api, "--redis", &url, "--id", "counted"];
+    assert_eq!(Process::run(PATIENCE, &[&submit[..], &job].concat()).code, Some(0));
+    wait_until(PATIENCE, "agents are at work", || {
+        cluster.masters().iter().zip(&before).any(|(node, before)| node.script_calls() >= before + 40)
+    });
+    first.kill_hard();
+    let (_second, api) = controller();
+    let report = || {
+        let shown = Process::run(PATIENCE, &["job", "status", "counted", "--api", &api, "--json"]);
+        serde_json::from_str::<Value>(&shown.stdout).unwrap_or(Value::Null)
+    };
+    wait_until(PATIENCE, "the job has its report", || report().get("units").is_some());
+    let report = report();
+    assert_eq!((&report["status"], &report["partial"]), (&"Finished".into(), &false.into()), "{report:#}");
+    assert_eq!((&report["result"], &report["keys"]["matched"]), (&truth, &30_000.into()), "{report:#}");
+    drop(agents);
+}
